@@ -49,6 +49,8 @@ class Sized:
     least: int
     held: int = field(init=False)  # ranks that it has
     per_rank: int = field(init=False)  # GPUs that a rank counts for
+    slowdown: float = field(default=0.0, init=False)  # the part of its speed that a job beside it would cost it
+    may_part: bool = field(default=False, init=False)  # it pays to move away from such a job
     reserved: int = field(default=0, init=False)  # ranks of those that it has which nobody else may be dealt
     ranks: int = field(default=0, init=False)
 
@@ -73,16 +75,18 @@ class Sized:
 
     def placed(self, sites: Sites, now: Room) -> Decision:
         """Its decision, for nobody yet; booked in the room of the sites, where it has what it holds."""
-        if self.is_kept:
-            return self.rebatched()
         job, room = self.job, sites.room
+        if self.is_kept and not (self.may_part and sites.is_crowded(job.job_id)):
+            return self.rebatched()
         room.release(job.shares, job.demand)
         shares = self._hosts(sites)
         if not shares:
+            sites.put(job.job_id, ())
             if self.held:
                 return Decision(job.job_id, Change.STOP, self.why)
             return wait(job, (), joined(shortage(job, room), self.why_waiting))
         room.take(shares, job.demand)
+        sites.put(job.job_id, shares)
         if shares == job.shares:
             return self.rebatched()
         ranks = sum([share.ranks for share in shares])
@@ -120,13 +124,24 @@ class Sized:
         job = self.job
         if job.card.hides_constraints:  # its own shepherd alone knows where else it may go
             return job.shares if self.ranks and is_there(sites.room, job.shares, job.demand) else ()
+        shared: tuple[Share, ...] = ()  # with as many ranks as possible, beside another job on several nodes
         for ranks in range(self.ranks, elastic_of(job).ranks_least - 1, -1):
-            if ranks == self.held and is_there(sites.room, job.shares, job.demand):
+            if shared and self.worth(ranks) <= self.worth(world_size(shared)) * (1.0 - 2.0 * self.slowdown):
+                return shared
+            stays = ranks == self.held and is_there(sites.room, job.shares, job.demand)
+            parts = self.may_part and sites.is_crowded(job.job_id)
+            found = job.shares if stays and not parts else sites.choose(job, ranks, apart=self.slowdown > 0.0)
+            if stays and not found:
                 return job.shares
-            found = sites.choose(job, ranks)
             if found:
                 return found
-        return ()
+            if self.slowdown and not shared:
+                shared = sites.choose(job, ranks) or ()
+        return shared
+
+    def worth(self, ranks: int) -> float:
+        """What so many ranks are worth to it."""
+        return float(ranks)
 
 
 def opened(
@@ -180,16 +195,16 @@ def deal_and_place(sized: Sequence[Sized], deal: Callable[[], None], room: Room,
     """
     if not all(each.held for each in sized):
         deal()
-        decisions = placed(sized, room.copy(), Room(view.nodes))
+        decisions = placed(sized, room.copy(), Room(view.nodes), view.jobs)
         if any(map(is_claim, decisions)) or not any(each.change is Change.STOP for each in decisions):
             return decisions
     for each in sized:
         each.reserved = min(each.held, each.least)
     deal()
-    return placed(sized, room, Room(view.nodes))
+    return placed(sized, room, Room(view.nodes), view.jobs)
 
 
-def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
+def placed(sized: Sequence[Sized], room: Room, now: Room, jobs: Iterable[JobView] = ()) -> list[Decision]:
     """Decisions on all, in a room without them; `now` is the room as it is.  Nobody is stopped for nobody.
 
     One after another, each where those before it leave it a place: shepherds who follow them by themselves must not
@@ -198,7 +213,7 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
     ordered = sorted(sized, key=lambda one: (-one.ranks * one.per_rank, one.job.job_id))
     for each in ordered:
         room.take(each.job.shares, each.job.demand)
-    sites, found = Sites(room), dict[JobId, Decision]()
+    sites, found = Sites(room, jobs), dict[JobId, Decision]()
     for each in sorted(ordered, key=_gives_nothing_up):
         if each.ranks or each.held:
             found[each.job.job_id] = each.placed(sites, now)
@@ -210,6 +225,7 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
             each.ranks = found[job.job_id].target.ranks
         elif found[job.job_id].change is Change.STOP and take_if_there(room, job.shares, job.demand):
             each.ranks = each.held
+            sites.put(job.job_id, job.shares)
             found[job.job_id] = each.rebatched()
     return named([found[each.job.job_id] for each in ordered])
 

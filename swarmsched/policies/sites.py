@@ -3,12 +3,12 @@
 It chooses as that does without a generator.  What it knows of a node is brought up to date once that has changed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmsched.ids import NodeId
+from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.placement import ODD, hashed, tightness
 from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Share
@@ -25,7 +25,8 @@ NO_NODE = np.iinfo(np.int64).max
 class Sites:
     """The nodes of a room, which may change meanwhile, in order of their names."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, jobs: Iterable[JobView] = ()) -> None:
+        """`jobs`: all that have GPUs, of which some are to be kept `apart`."""
         self.room = room
         self._names = sorted(room.nodes)
         self._at = {name: at for at, name in enumerate(self._names)}
@@ -33,22 +34,53 @@ class Sites:
         self._left = _Column(room, self._at, self._left_on)
         self._held: dict[Demand, _Column] = {}
         self._classes: dict[tuple[str, int], Mapping[str, Mask]] = {}
+        self._spread: dict[JobId, list[int]] = {}  # of jobs on several nodes
+        self._crowd = np.zeros(len(self._names), np.int64)  # how many of those each node has
+        for job in jobs:
+            self.put(job.job_id, job.shares)
 
-    def choose(self, job: JobView, ranks: int) -> tuple[Share, ...] | None:
-        """Shares of so many ranks, the largest first, or None; among equal nodes it stays where it is."""
+    def put(self, job_id: JobId, shares: Iterable[Share]) -> None:
+        """The job is there now, and nowhere else."""
+        self._crowd[self._spread.pop(job_id, [])] -= 1
+        nodes = {at for share in shares if (at := self._at.get(share.node, -1)) >= 0}
+        if len(nodes) > 1:
+            self._spread[job_id] = list(nodes)
+            self._crowd[self._spread[job_id]] += 1
+
+    def is_crowded(self, job_id: JobId) -> bool:
+        """True of a job on several nodes that shares one with another such job: they use its network at once."""
+        return bool((self._crowd[self._spread.get(job_id, [])] > 1).any())
+
+    def choose(self, job: JobView, ranks: int, *, apart: bool = False) -> tuple[Share, ...] | None:
+        """Shares of so many ranks, the largest first, or None; among equal nodes it stays where it is.
+
+        `apart`: on one node, or on none that another job has which is on several.
+        """
         if self.room.ranks_alike(job.demand) < ranks and not job.card.mixed_gpus:
             return None
         held = self._permitted(job) if job.card.nodes or job.excluded else self._held_of(job.demand)
         classes = {} if job.card.mixed_gpus else self._nodes_by_class(job.demand)
+        others = self._others_crowd(job.job_id) if apart else None
         if len(classes) < 2:
-            return self._packed(held, job, ranks) if held.sum() >= ranks else None
+            return self._found(held, job, ranks, others)
         found: dict[str, tuple[Share, ...]] = {}
         for name, there in classes.items():
-            alike = np.where(there, held, 0)
-            if alike.sum() >= ranks:
-                found[name] = self._packed(alike, job, ranks)
+            shares = self._found(np.where(there, held, 0), job, ranks, others)
+            if shares is not None:
+                found[name] = shares
         home = {share.node for share in job.shares}
         return found[min(found, key=lambda name: (*tightness(self.room, found[name], home), name))] if found else None
+
+    def _found(self, held: Ints, job: JobView, ranks: int, others: Mask | None) -> tuple[Share, ...] | None:
+        if others is not None and held.max(initial=0) < ranks:
+            held = np.where(others, 0, held)
+        return self._packed(held, job, ranks) if held.sum() >= ranks else None
+
+    def _others_crowd(self, job_id: JobId) -> Mask:
+        """Nodes that another job has which is on several."""
+        crowd = self._crowd.copy()
+        crowd[self._spread.get(job_id, [])] -= 1
+        return np.asarray(crowd > 0)
 
     def _packed(self, held: Ints, job: JobView, ranks: int) -> tuple[Share, ...]:
         """On the fewest nodes, which hold them."""

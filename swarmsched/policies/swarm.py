@@ -23,16 +23,20 @@ Where no job takes several sizes, `backfill` plans in its place (`registry.polic
 """
 
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
 import numpy as np
+from msgspec import DecodeError
+from msgspec.msgpack import decode, encode
 from msgspec.structs import replace
 
 from swarmsched.card import RankKey
 from swarmsched.ids import JobId
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
+from swarmsched.models.interference import Interference
 from swarmsched.policies.backfill import Backfill
 from swarmsched.policies.base import inverse_priority, is_known, is_waiting, joined, milliseconds, seconds_left
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
@@ -71,12 +75,17 @@ class Candidate(Sized):
     rate: Floats
     usual: float  # its rate on an equal share
     left_s: float  # there
+    ranks_per_node: int
     patience: float  # how much of it is used up by waiting; 0 of whoever runs
     value: Floats = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reserved = never_given_up(self.job)
+
+    def worth(self, ranks: int) -> float:
+        """By its weight, and after its pause."""
+        return float(self.value[ranks])
 
     @property
     def precedence(self) -> tuple[float, bool, float, JobId]:
@@ -138,12 +147,15 @@ class Swarm:
         self._horizon_s = parameters["horizon_s"]
         self._pause_s = parameters["pause_s"]
         self._book = GoodputBook()
+        self._interference = Interference()
         self._admission = Backfill(ADMISSION)
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Who starts, if nothing is known of some that wait; then sizes; then hosts, the largest job first."""
         self._book.begin()
-        return reviewed(self._plan(view, now_s), self._book)
+        self._interference = _interference(view)
+        plan = replace(self._plan(view, now_s), memory=encode(self._interference))
+        return reviewed(plan, self._book)
 
     def _plan(self, view: ClusterView, now_s: float) -> Plan:
         if not any(is_waiting(job) and not is_known(job) for job in view.jobs):
@@ -220,11 +232,13 @@ class Swarm:
         ]
         answers = iter(self._book.goodputs([each for each in asked if each]))
         return [
-            self._candidate(job, share, ranks, next(answers) if each else None, now_s)
+            self._candidate(job, share, ranks, next(answers) if each else None, now_s, per_node)
             for job, ranks, each in zip(jobs, most, asked, strict=True)
         ]
 
-    def _candidate(self, job: JobView, share_gpus: int, most: int, goodput: Goodput | None, now_s: float) -> Candidate:
+    def _candidate(
+        self, job: JobView, share_gpus: int, most: int, goodput: Goodput | None, now_s: float, per_node: int
+    ) -> Candidate:
         """Its rates, and what is left of it."""
         per_rank, elastic = max(1, job.demand.gpus), elastic_of(job)
         rate = goodput.rate if goodput else unmeasured(job, most)
@@ -234,7 +248,13 @@ class Swarm:
         usual = float(rate[share] or rate.max() or 1.0)
         left_s = max(LEAST_LEFT_S, _left_s(job, goodput, usual, share * per_rank, now_s))
         patience = job.queued_s(now_s) / (left_s + self._pause(job)) / PATIENCE
-        return Candidate(job, goodput, elastic.ranks_least, rate, usual, left_s, patience)
+        found = Candidate(
+            job, goodput, elastic.ranks_least, rate, usual, left_s, max(1, per_node // per_rank), patience
+        )
+        found.slowdown = self._interference.part
+        lasts_s = min(self._horizon_s, job.running_s(now_s), left_s)
+        found.may_part = found.slowdown * (lasts_s + self._pause(job)) > self._pause(job)
+        return found
 
     def _value(self, candidates: Sequence[Candidate], now_s: float) -> Floats:
         """Of each job and world size, but for the weight: speed after a pause, which is paid from the time it lasts.
@@ -252,6 +272,9 @@ class Swarm:
             np.minimum(self._horizon_s, _column(kept_s)), _column(left_s) / np.maximum(speed, LEAST_GAIN)
         )
         value = speed * lasts_s / (lasts_s + _column([self._pause(each.job) for each in candidates]))
+        ranks = np.arange(value.shape[1])
+        whole = _column([each.ranks_per_node for each in candidates])
+        value *= np.where((ranks > whole) & (ranks % whole > 0), 1.0 - self._interference.part, 1.0)
         for row, each in enumerate(candidates):
             if 0 < each.held < len(each.rate):
                 there = each.goodput.on(each.held, len(each.job.shares)) if each.goodput else each.rate[each.held]
@@ -304,6 +327,13 @@ def _placeless(candidates: Sequence[Candidate], decisions: Sequence[Decision]) -
         if each.ranks and each.job.job_id in without and (each.patience > 1.0 or inverse_priority(each.job) < lowest)
     ]
     return sorted(due, key=lambda each: (inverse_priority(each.job), *each.precedence))
+
+
+def _interference(view: ClusterView) -> Interference:
+    """What is known of it with this look; what another version of this policy remembered is forgotten."""
+    with suppress(DecodeError):
+        return (decode(view.memory, type=Interference) if view.memory else Interference()).seen(view.jobs)
+    return Interference().seen(view.jobs)
 
 
 def _without(view: ClusterView, jobs: Container[JobId]) -> ClusterView:

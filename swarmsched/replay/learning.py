@@ -56,13 +56,13 @@ class _Own:
     """What one job has reported: how fast it is where it has been, and the noise of its gradient, smoothed."""
 
     noise: float
-    steps: dict[Configuration, _Mean] = field(default_factory=dict)
+    steps: dict[tuple[Configuration, float], _Mean] = field(default_factory=dict)
 
-    def point(self, measured: _Measured) -> SpeedPoint:
-        """With one report more."""
+    def point(self, measured: _Measured, slowed: float) -> SpeedPoint:
+        """With one report more, of steps at this part of its speed: what is told is of lately."""
         if measured.noise:
             self.noise *= (measured.noise / self.noise) ** SMOOTHING
-        mean = self.steps.setdefault(measured.configuration, _Mean())
+        mean = self.steps.setdefault((measured.configuration, slowed), _Mean())
         mean.add(measured)
         return SpeedPoint(*measured.configuration, exp(mean.step), mean.sync * exp(mean.step))
 
@@ -86,7 +86,7 @@ class LearnedKnowledge:
             return Estimate(done=job.progress)
         own = self._own.setdefault(job.job_id, _Own(measured.noise))
         return Estimate(
-            points=(own.point(measured),),
+            points=(own.point(measured, job.slowed),),
             noise=(NoisePoint(measured.batch, own.noise),) if own.noise else (),
             remaining=self._declared(job),
             done=job.progress,

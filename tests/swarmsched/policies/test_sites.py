@@ -12,7 +12,7 @@ from swarmsched.policies.room import Room
 from swarmsched.policies.sites import Sites
 from swarmsched.resources import Demand, Free, GpuCount, Share
 from swarmsched.view import JobView, NodeView
-from tests.swarmsched.building import job_id
+from tests.swarmsched.building import job_id, make_node
 
 A100, V100 = ("NVIDIA A100-SXM4-80GB", 80 * 2**30), ("Tesla V100", 16 * 2**30)
 DEMANDS = (
@@ -84,3 +84,20 @@ def test_hosts_are_those_that_are_chosen_one_node_at_a_time() -> None:
                 room.take(expected, one.demand)
     assert several > 200
     assert nowhere > 300
+
+
+def test_jobs_on_several_nodes_are_kept_apart_where_that_is_asked() -> None:
+    names = [NodeId(f"n{number}") for number in range(4)]
+    room = Room([make_node(name, 4) for name in names])
+    running = replace(gang(random.Random(2), 1, names).card, shares=(Share(names[0], 4), Share(names[1], 2)))
+    running = replace(running, nodes=(), exclude=(), demand=Demand(gpus=1))
+    room.take(running.shares, running.demand)
+    sites, other = Sites(room, [JobView(running)]), JobView(replace(running, job_id=job_id(2), shares=()))
+    assert {share.node for share in sites.choose(other, 6, apart=True) or ()} == {names[2], names[3]}
+    assert sites.choose(other, 9, apart=True) is None
+    assert len(sites.choose(other, 9) or ()) == 3
+    assert sites.choose(other, 2, apart=True) == (Share(names[1], 2),), "on one node it uses no network"
+    sites.put(other.job_id, (Share(names[1], 2), Share(names[2], 2)))
+    assert sites.is_crowded(running.job_id)
+    sites.put(other.job_id, ())
+    assert not sites.is_crowded(running.job_id)
