@@ -27,7 +27,7 @@ class SwarmSetting(Value):
     node_id: Annotated[str, Meta(max_length=63)] = ""  # who set it
     policy: Name = "swarm"
     parameters: Annotated[Mapping[Name, Real], Meta(max_length=16)] = field(default_factory=dict)
-    elasticity: Elasticity = Elasticity.ADVISE
+    elasticity: Elasticity = Elasticity.ON
     is_restartable: bool = False  # what a job is that does not say whether it may be stopped and begun again
 
     @property

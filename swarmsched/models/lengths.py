@@ -3,7 +3,8 @@
 A length is counted in seconds on the GPUs that a job asked for, so that what was served on more or fewer of them counts
 by its GPU-seconds.  Lengths of ended jobs make pools, from all of them to those of one user, program and number of
 GPUs (in powers of two).  A job's length is distributed as in its narrowest pool and, by the weight of `PRIOR_JOBS`
-jobs, as in the next broader one, and so on; behind the broadest stands a log-normal prior.
+jobs, as in the next broader one, and so on.  Beside what was seen counts a smooth curve, a log-normal one that is drawn
+through the pools in the same way from a prior on: between few lengths, and beyond them, nothing was seen.
 
 The index is the smallest of E[min(S - a, d) | S > a] / P(S - a <= d | S > a) over all times d ahead, with a the time
 that the job has had: the seconds that one end costs at best.  It is the inverse of the Gittins index, by which those
@@ -28,6 +29,9 @@ PRIOR_MEDIAN_S, PRIOR_DEVIATION = 1_800.0, 1.7
 LIMIT_USED = 0.3
 """Part of their time limit that jobs are taken to use before their user's other jobs tell: people ask for much more
 than they need (Mu'alem and Feitelson 2001)."""
+SEEN = 0.8
+"""Weight of the lengths themselves, beside the curve through them."""
+DEVIATION_LEAST, DEVIATION_MOST = 0.3, 3.0
 LEAST_S, MOST_S = 1.0, 1e8
 STEPS_AHEAD = tuple([2.0**power for power in range(-5, 9)])
 STEP = 0.1
@@ -67,7 +71,7 @@ PRIOR = Prior(log(PRIOR_MEDIAN_S), PRIOR_DEVIATION)
 
 
 class Pool:
-    """Lengths of ended jobs, each with its weight."""
+    """Logarithms of the lengths of ended jobs."""
 
     def __init__(self, told: Sequence[tuple[str, float]]) -> None:
         """`told`: the user and the length of each.
@@ -80,6 +84,7 @@ class Pool:
             for user, count in counts.items()
         }
         lengths = sorted([(length_s, weight[user]) for user, length_s in told])
+        self._logs = [(log(length_s), each) for length_s, each in lengths]
         self.count = sum([each for _, each in lengths])
         self._lengths = [length_s for length_s, _ in lengths]
         self._weights = [0.0, *accumulate([each for _, each in lengths])]
@@ -89,6 +94,14 @@ class Pool:
         """As of the prior."""
         first = bisect_right(self._lengths, time_s)
         return (self.count - self._weights[first]) / self.count, (self._sums[-1] - self._sums[first]) / self.count
+
+    def drawn_to(self, broader: Prior) -> Prior:
+        """Its distribution, as if the broader one had told `PRIOR_JOBS` jobs of it."""
+        whole = self.count + PRIOR_JOBS
+        mean = (broader.mean * PRIOR_JOBS + sum([each * weight for each, weight in self._logs])) / whole
+        spread = PRIOR_JOBS * (broader.deviation**2 + (broader.mean - mean) ** 2)
+        spread += sum([weight * (each - mean) ** 2 for each, weight in self._logs])
+        return Prior(mean, min(max(sqrt(spread / whole), DEVIATION_LEAST), DEVIATION_MOST))
 
 
 class Lengths:
@@ -104,7 +117,6 @@ class Lengths:
                     told[key].append((card.user, length_s))
         self._pools = {key: Pool(each) for key, each in told.items()}
         self._found: dict[tuple[object, ...], Left] = {}
-        self.typical_s = self._left((), 0.0, 0.0, 0.0).expected_s
 
     def left(self, card: JobCard, attained_gpu_s: float, running_s: float) -> Left:
         """What is left of a live job by now, on the GPUs that it asked for."""
@@ -121,18 +133,16 @@ class Lengths:
 
     def _parts(self, narrowest: tuple[object, ...], limit_s: float) -> Parts:
         """The distributions that a job's length is mixed of, each with its weight."""
-        parts: list[tuple[Pool | Prior, float]] = []
-        left = 1.0
-        for key in _broader(narrowest):
-            pool = self._pools.get(key)
+        smooth, parts = PRIOR, list[tuple[Pool | Prior, float]]()
+        for count in range(len(narrowest) + 1):
+            pool = self._pools.get(narrowest[:count])
+            if limit_s and count == 2:  # the user's own jobs tell more
+                smooth, parts = Prior(log(limit_s * LIMIT_USED), smooth.deviation), []
             if pool is not None:
-                part = left * pool.count / (pool.count + PRIOR_JOBS)
-                parts.append((pool, part))
-                left -= part
-            if limit_s and len(key) < 2:  # the user's own jobs tell more
-                parts.append((Prior(log(limit_s * LIMIT_USED), PRIOR.deviation / 2.0), left))
-                return tuple(parts)
-        return (*parts, (PRIOR, left))
+                smooth = pool.drawn_to(smooth)
+                part = pool.count / (pool.count + PRIOR_JOBS)
+                parts = [*[(each, weight * (1.0 - part)) for each, weight in parts], (pool, SEEN * part)]
+        return (*parts, (smooth, 1.0 - sum([weight for _, weight in parts])))
 
 
 _kept: list[tuple[tuple[str, ...], Lengths]] = []

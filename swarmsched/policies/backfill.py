@@ -10,7 +10,7 @@ nobody knows when.  A head that could not run even on an empty swarm (its nodes 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmsched.policies.base import (
@@ -29,12 +29,12 @@ from swarmsched.policies.room import Room
 from swarmsched.resources import Share
 from swarmsched.view import ClusterView, JobView, Plan
 
-_Held = tuple[JobView, tuple[Share, ...]]
+Held = tuple[JobView, tuple[Share, ...]]
 """A job and what it holds."""
 
 
 @dataclass(slots=True)
-class _Reservation:
+class Reservation:
     """What the head of the line is promised.  `spare` is the room at `shadow_s` after the head has started."""
 
     head: JobView
@@ -52,9 +52,9 @@ class Backfill(SubmitOrder):
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Start in order until one does not fit, reserve for it, then fill the gaps."""
         room = Room(view.nodes)
-        started: list[_Held] = []
+        started: list[Held] = []
         ahead: list[JobView] = []
-        reservation: _Reservation | None = None
+        reservation: Reservation | None = None
         emptied: Room | None = None
         decisions = []
         for key, job in in_rank_order(view.jobs, self, now_s):
@@ -77,7 +77,7 @@ class Backfill(SubmitOrder):
     def _limit_s(self, job: JobView) -> float:
         return job.card.time_limit_s or self._assumed_limit_s or math.inf
 
-    def _place(self, job: JobView, room: Room, reservation: _Reservation | None) -> tuple[Share, ...] | None:
+    def _place(self, job: JobView, room: Room, reservation: Reservation | None) -> tuple[Share, ...] | None:
         """Shares that fit now and respect the reservation, booked in both rooms; or None."""
         if reservation is None or self._limit_s(job) <= reservation.shadow_s < math.inf:
             shares = place_in(room, job)
@@ -86,23 +86,23 @@ class Backfill(SubmitOrder):
             return shares
         return place_beyond(job, room, reservation.spare)
 
-    def _reserve(self, head: JobView, ends: Iterable[tuple[float, _Held]], room: Room) -> _Reservation | None:
+    def _reserve(self, head: JobView, ends: Sequence[tuple[float, Held]], room: Room) -> Reservation | None:
         """Release running jobs in the order of their ends, at last what nobody accounts for, until the head fits."""
         spare = room.copy()
         for end_s, (job, shares) in ends:
             spare.release(shares, job.demand)
             if (placed := place_in(spare, head)) is not None:
                 spare.take(placed, head.demand)
-                return _Reservation(head, end_s, spare)
+                return Reservation(head, end_s, spare)
         spare = room.emptied()
         if (placed := place_in(spare, head)) is None:
             return None
         spare.take(placed, head.demand)
-        return _Reservation(head, math.inf, spare)
+        return Reservation(head, math.inf, spare)
 
-    def _ends(self, view: ClusterView, started: Sequence[_Held], now_s: float) -> list[tuple[float, _Held]]:
+    def _ends(self, view: ClusterView, started: Sequence[Held], now_s: float) -> list[tuple[float, Held]]:
         """(seconds from now, who ends then), soonest first."""
-        ends: list[tuple[float, _Held]] = [(self._limit_s(job), (job, shares)) for job, shares in started]
+        ends: list[tuple[float, Held]] = [(self._limit_s(job), (job, shares)) for job, shares in started]
         ends += [
             (max(0.0, self._limit_s(job) - job.running_s(now_s)), (job, job.shares)) for job in view.jobs if job.shares
         ]
@@ -127,12 +127,12 @@ def place_beyond(job: JobView, room: Room, spare: Room) -> tuple[Share, ...] | N
     return shares
 
 
-def _start(job: JobView, shares: tuple[Share, ...], reservation: _Reservation | None) -> str:
+def _start(job: JobView, shares: tuple[Share, ...], reservation: Reservation | None) -> str:
     passing = "passes the head of the line without delaying it" if reservation else ""
     return joined(start_reason(job, shares), passing)
 
 
-def _wait(job: JobView, room: Room, reservation: _Reservation | None, ahead: Sequence[JobView]) -> str:
+def _wait(job: JobView, room: Room, reservation: Reservation | None, ahead: Sequence[JobView]) -> str:
     promise = ""
     if reservation is None:
         promise = "has to wait for nodes or GPUs that are not available now"

@@ -78,6 +78,19 @@ class SubmitOrder:
         return "the policy here does not preempt"
 
 
+STOPPED_MS = 2**51
+"""Later than anything was ever submitted."""
+
+
+class YieldingOrder(SubmitOrder):
+    """The same, and whoever has been stopped for others comes after those that have not: else it would take back what
+    it has just given up."""
+
+    def rank_key(self, job: JobView, now_s: float) -> RankKey:
+        """Smaller runs earlier."""
+        return (inverse_priority(job), milliseconds(job.card.submitted_utc_s) + STOPPED_MS * bool(job.card.preemptions))
+
+
 def in_rank_order(jobs: Iterable[JobView], order: Order, now_s: float) -> list[tuple[RankKey, JobView]]:
     """All live jobs with their keys, the first to run first; the job id breaks ties."""
     keyed = [(order.rank_key(job, now_s), job.job_id, job) for job in jobs if job.state is not JobState.ENDED]

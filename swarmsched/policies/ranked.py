@@ -4,7 +4,7 @@ Whatever fits runs, smaller jobs past larger ones that do not; a job that runs a
 keeps it.  As in the simulator of the Tiresias authors (NSDI 2019).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from swarmsched.api import JobState
 from swarmsched.ids import JobId, handle
@@ -18,10 +18,14 @@ from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView
 Places = Mapping[JobId, tuple[Share, ...]]
 
 
-def dealt(view: ClusterView, ranking: Iterable[tuple[JobView, str]]) -> tuple[Decision, ...]:
+def dealt(
+    view: ClusterView,
+    ranking: Iterable[tuple[JobView, str]],
+    may_be_stopped: Callable[[JobView], bool] = lambda _: True,
+) -> tuple[Decision, ...]:
     """Decisions for all jobs of a ranking, the first to run first, each with what its policy says of it."""
     ranked = list(ranking)
-    places = _places(view, [job for job, _ in ranked])
+    places = _places(view, [job for job, _ in ranked], may_be_stopped)
     now, room = Room(view.nodes), Room(view.nodes)
     stopped = [job for job, _ in ranked if job.shares and job.job_id not in places]
     for job in stopped:
@@ -45,10 +49,14 @@ def dealt(view: ClusterView, ranking: Iterable[tuple[JobView, str]]) -> tuple[De
     return tuple(decisions)
 
 
-def _places(view: ClusterView, ranked: Sequence[JobView]) -> dict[JobId, tuple[Share, ...]]:
+def _places(
+    view: ClusterView, ranked: Sequence[JobView], may_be_stopped: Callable[[JobView], bool]
+) -> dict[JobId, tuple[Share, ...]]:
     """Who runs from now on, and where: on what is free now if possible, else on what lower ones would leave."""
     now, then = Room(view.nodes), Room(view.nodes)
-    places = {job.job_id: job.shares for job in ranked if not may_move(job, now)}
+    places = {
+        job.job_id: job.shares for job in ranked if not may_move(job, now) or (job.shares and not may_be_stopped(job))
+    }
     for job in ranked:
         if job.job_id not in places:
             then.release(job.shares, job.demand)

@@ -22,7 +22,7 @@ from swarmsched.ids import JobId
 from swarmsched.models.kinds import informed
 from swarmsched.policies.attained_service import THRESHOLDS
 from swarmsched.policies.base import ParameterSpec as Spec
-from swarmsched.policies.base import PolicyKind, is_known, is_waiting
+from swarmsched.policies.base import PolicyKind
 from swarmsched.policies.checked import BadPlan, checked
 from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, Order, Plan, Policy, PolicySetting
 
@@ -74,6 +74,7 @@ _ELASTIC_BATCH = (
 )
 _ROOM = "swarmsched.policies."
 _SUBMIT_ORDER = f"{_ROOM}base:SubmitOrder"
+_YIELDING_ORDER = f"{_ROOM}base:YieldingOrder"
 _BY_SERVICE = f"{_ROOM}attained_service:AttainedServiceOrder"
 
 POLICIES: dict[str, PolicyKind] = {
@@ -158,7 +159,7 @@ POLICIES: dict[str, PolicyKind] = {
             "each GPU where it gains most by fitted models, jobs with least left first",
             _SWARM,
             f"{_ROOM}swarm:Swarm",
-            _SUBMIT_ORDER,
+            _YIELDING_ORDER,
             plans_when_idle=True,
             resizes=True,
             rebatches=True,
@@ -166,6 +167,9 @@ POLICIES: dict[str, PolicyKind] = {
         ),
     )
 }
+
+
+_RIGID = PolicyKind("swarm", "where no job takes several sizes", _SWARM, f"{_ROOM}turns:Rigid")
 
 
 def add(kind: object) -> PolicyKind:
@@ -272,17 +276,19 @@ def _plain(job: JobView) -> JobView:
 
 
 def _as_far_as(elasticity: Elasticity, view: ClusterView) -> ClusterView:
-    """The view in which only those jobs are elastic whose size may be decided on."""
-    if elasticity is Elasticity.ON or not any(job.card.elastic for job in view.jobs):
+    """The view in which only those jobs are elastic whose size may be decided on, and which no running job may be
+    stopped in but for those whose people have said so."""
+    if elasticity is Elasticity.ON:
         return view
-    is_off = elasticity is Elasticity.OFF
-    jobs = [
-        replace(job, card=replace(job.card, elastic=None))
-        if _is_only_advised(job) or (job.card.elastic and is_off)
-        else job
-        for job in view.jobs
-    ]
-    return replace(view, jobs=tuple(jobs))
+    return replace(view, jobs=tuple([_fixed(job, is_off=elasticity is Elasticity.OFF) for job in view.jobs]))
+
+
+def _fixed(job: JobView, *, is_off: bool) -> JobView:
+    card = job.card
+    elastic = None if is_off or _is_only_advised(job) else card.elastic
+    if elastic is card.elastic and not card.has_checkpoint:
+        return job
+    return replace(job, card=replace(card, elastic=elastic, has_checkpoint=False))
 
 
 def _is_only_advised(job: JobView) -> bool:
@@ -293,14 +299,13 @@ def _is_only_advised(job: JobView) -> bool:
 def policy_for(setting: PolicySetting, view: ClusterView) -> Policy:
     """The policy that a setting names; asked for first it is imported, which takes a while.  ConfigError as above.
 
-    Where no job takes several sizes, nor waits with a known length, one that spares rigid jobs has nothing to choose:
-    then `backfill` needs no numpy for the same plan.
+    Where no job takes several sizes, one that spares rigid jobs has no sizes to choose: then the order alone decides,
+    and needs no numpy.
     """
     kind = kind_of(setting)
     parameters = _complete(kind, setting.parameters)
-    if kind.spares_rigid and not any(job.card.elastic or (is_waiting(job) and is_known(job)) for job in view.jobs):
-        kind = POLICIES[FALLBACK]
-        parameters = _complete(kind, {})
+    if kind.spares_rigid and not any(job.card.elastic for job in view.jobs):
+        kind = _RIGID
     return _policy(kind, tuple(parameters.items()))
 
 

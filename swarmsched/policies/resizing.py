@@ -25,7 +25,7 @@ from swarmsched.policies.base import (
 )
 from swarmsched.policies.placement import is_there, place_in, start_or_claim, take_if_there
 from swarmsched.policies.reason import held_by, shortage, start_reason
-from swarmsched.policies.room import Room, may_resize
+from swarmsched.policies.room import Room
 from swarmsched.policies.sites import Sites
 from swarmsched.resources import Share, world_size
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
@@ -250,17 +250,18 @@ def _gives_nothing_up(sized: Sized) -> bool:
     return sized.ranks >= sized.held
 
 
-def at_least(view: ClusterView, least: Callable[[JobView], int] | None = None) -> ClusterView:
-    """The swarm if every job that may be resized had only the least that it takes, on the first of its hosts; or, of
-    what it has, only `least`."""
+def at_least(
+    view: ClusterView, may_change: Callable[[JobView, Room], bool], least: Callable[[JobView], int]
+) -> ClusterView:
+    """The swarm if every job that may be changed had, of what it has, only `least`, on the first of its hosts."""
     room = Room(view.nodes)
     jobs = []
     for job in _choosy_first(view.jobs):
         ranks = elastic_of(job).ranks_least
-        if not may_resize(job, room):
+        if not may_change(job, room):
             jobs.append(job)
             continue
-        kept, given_up = _split(job.shares, least(job) if least else ranks)
+        kept, given_up = _split(job.shares, least(job))
         room.release(given_up, job.demand)
         jobs.append(replace(job, card=replace(job.card, ranks=ranks, shares=kept)))
     return _left_in(room, view, jobs)
@@ -281,23 +282,6 @@ def _split(shares: Sequence[Share], ranks: int) -> tuple[tuple[Share, ...], tupl
         first += [Share(share.node, taken)] if taken else []
         rest += [Share(share.node, share.ranks - taken)] if taken < share.ranks else []
     return tuple(first), tuple(rest)
-
-
-def shrunk(view: ClusterView, admitted: Sequence[Decision], now_s: float) -> list[Decision]:
-    """What was planned `at_least`: those where a place is kept for who starts give up what it needs there."""
-    room, now, by_id = Room(view.nodes), Room(view.nodes), {job.job_id: job for job in view.jobs}
-    left = {job.job_id: job.shares for job in at_least(view).jobs}
-    decisions: dict[JobId, Decision] = {}
-    for each in [each for each in admitted if each.change is Change.START]:
-        begun = start_or_claim(by_id[each.job_id], each.target, now, each.reason)
-        decisions[each.job_id] = begun
-        if is_claim(begun):
-            others = [job for job in view.jobs if job.job_id not in decisions]
-            reason = f"makes room for {handle(each.job_id)}"
-            made = _made_way(others, left, room, begun.target.shares, by_id[each.job_id], now_s, reason)
-            decisions |= {giving.job_id: giving for giving in made}
-        take_if_there(room, begun.target.shares, by_id[each.job_id].demand)
-    return [*decisions.values(), *[keep(job, ()) for job in view.jobs if job.job_id not in decisions]]
 
 
 def _made_way(
@@ -327,18 +311,26 @@ def _made_way(
 
 
 def place_made(
-    view: ClusterView, job: JobView, now_s: float, *, is_overdue: bool
+    view: ClusterView,
+    job: JobView,
+    may_change: Callable[[JobView, Room], bool],
+    now_s: float,
+    *,
+    is_overdue: bool,
+    shrinks: bool,
 ) -> tuple[list[Decision], ClusterView]:
     """A place for a waiting job of which as many GPUs are free or may be taken, but not where it can use them: who is
     in its way gives up what it needs there, the last started first; those of its priority only where it `is_overdue`,
-    those of a higher one never.  And the swarm after that, without those jobs.  No decisions, and the swarm as it is,
-    where there is no such place."""
+    or down to the least that they take where it `shrinks` them, those of a higher one never.  And the swarm after that,
+    without those jobs.  No decisions, and the swarm as it is, where there is no such place."""
 
     def kept(other: JobView) -> int:
-        is_spared = inverse_priority(other) < inverse_priority(job) + (not is_overdue)
-        return world_size(other.shares) if is_spared else never_given_up(other)
+        held, ahead = world_size(other.shares), inverse_priority(other) - inverse_priority(job)
+        if ahead < 0 or not (ahead or is_overdue or shrinks):
+            return held
+        return never_given_up(other) if ahead or is_overdue else min(held, elastic_of(other).ranks_least)
 
-    bare = at_least(view, kept)
+    bare = at_least(view, may_change, kept)
     waiting = next(each for each in bare.jobs if each.job_id == job.job_id)
     place = place_in(Room(bare.nodes), waiting)
     if place is None:

@@ -858,7 +858,7 @@ def test_a_setting_that_cannot_be_is_not_sent(swarm, agent, word, told):
     [
         ("policy", {"policy": "swarm"}),
         ("quantum", {"policy": "las", "parameters": {"knob": 1.0}}),
-        ("elasticity", {"policy": "las", "parameters": {"quantum": 3.5, "knob": 1.0}, "elasticity": "advise"}),
+        ("elasticity", {"policy": "las", "parameters": {"quantum": 3.5, "knob": 1.0}, "elasticity": "on"}),
         ("restartable", {"policy": "las", "parameters": {"quantum": 3.5, "knob": 1.0}, "restartable": False}),
     ],
 )

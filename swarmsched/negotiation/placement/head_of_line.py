@@ -90,6 +90,8 @@ class HeadOfLine:
         if policy.order is None or not any(job.is_starving(now_s) and not job.claim.is_open for job in others.values()):
             return effects
         first = next((job for job in policy.queue if job.job_id in mine or policy.stands(job, now_s)), None)
+        if kind_of(policy.setting).spares_rigid:  # whose turn it is, and what that may cost others, its plan says
+            first = next((job for job in policy.queue if policy.is_drained_for(job.job_id)), None)
         job = others.get(first.job_id) if first is not None else None
         if first is None or job is None or not job.is_starving(now_s) or job.claim.is_open:
             return effects
@@ -100,7 +102,8 @@ class HeadOfLine:
         return [*effects, *job.claim_place(place, {}, policy.ranking(first, now_s), starts_s, clock)]
 
     def may_be_moved(self, room: Room, waiting: Mapping[JobId, JobShepherd], now_s: float) -> bool:
-        """Whether a plan could start a job of ours, or stop others for it: where one is first, or fits and is near."""
+        """Whether a plan could start a job of ours, or stop others for it: where one is first, or fits and is near, or
+        others may be stopped."""
         if self._policy.order is None:
             return True
         contenders, is_first = 0, True
@@ -116,4 +119,4 @@ class HeadOfLine:
             contenders += does_fit
             if contenders > limit:
                 break
-        return False
+        return bool(waiting) and kind_of(self._policy.setting).spares_rigid and self._policy.has_stoppable

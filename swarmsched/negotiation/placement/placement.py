@@ -164,10 +164,10 @@ class Placement:
             self._planning.has_news = True  # what was out of the question for a job may be the place for it now
         self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self.shepherds.jobs) - FEW_JOBS)
         mine = {job_id: job for job_id, job in self.shepherds.jobs.items() if job.is_waiting}
-        is_idle_planner = self.may_change_jobs
-        if not mine and not is_idle_planner and not self.shepherds.misfits.jobs and not self.shepherds.live:
+        if not mine and not self.may_change_jobs and not self.shepherds.misfits.jobs and not self.shepherds.live:
             return []
         self.policy.catch_up(clock)
+        is_idle_planner = self.may_change_jobs and bool(self.shepherds.elastic or len(self.policy.queue))
         nodes = self._cluster.nodes()
         room = self.shepherds.room(nodes)
         effects = self.moves.go_on(room, mine, clock)
@@ -200,11 +200,12 @@ class Placement:
 
     @property
     def may_change_jobs(self) -> bool:
-        """Whether a plan could change a job of ours although none waits."""
+        """Whether a plan could change a job of ours although none waits here."""
         kind = kind_of(self.policy.setting)
-        if kind.spares_rigid and self.policy.setting.elasticity is Elasticity.OFF:
-            return False
-        return kind.plans_when_idle and bool(self.shepherds.elastic if kind.spares_rigid else self.shepherds.jobs)
+        if not kind.spares_rigid:
+            return kind.plans_when_idle and bool(self.shepherds.jobs)
+        sizes = self.shepherds.elastic if self.policy.setting.elasticity is not Elasticity.OFF else ()
+        return bool(sizes or self.shepherds.stoppable)
 
     def _remember_backoffs(self, waiting: Mapping[JobId, JobShepherd], now_s: float) -> None:
         untils_s = (

@@ -167,9 +167,11 @@ class PlanFollower:
         job = self._shepherds.jobs[request.job_id]
         if request.policy_id != self._policy.policy_id:
             return f"the policy here is {self._policy.policy_id}, not {request.policy_id}"
-        if self._policy.order is not None and not kind_of(self._policy.setting).spares_rigid:
-            view = self._shepherds.view_of(job, clock)
+        view, spares = self._shepherds.view_of(job, clock), kind_of(self._policy.setting).spares_rigid
+        if self._policy.order is not None and not spares:
             return self._policy.order.refuses_to_make_room(view, request.rank_key, clock.now_s)
+        if spares and not view.can_be_stopped:
+            return "it has no checkpoint since it started, and its people have not said that it may begin again"
         decision = self._planning.told.get(request.job_id)
         is_told = decision is not None and decision.change is Change.STOP and decision.taker == request.taker
         return "" if is_told else "no plan here gives its place to that job"

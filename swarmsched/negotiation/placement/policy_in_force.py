@@ -12,7 +12,7 @@ from swarmsched.negotiation.placement.queue import Queue
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.policies.registry import make_order, policy_id
-from swarmsched.view import ClusterView, JobView, PolicySetting
+from swarmsched.view import Change, ClusterView, JobView, PolicySetting
 
 
 class PolicyInForce:
@@ -68,6 +68,18 @@ class PolicyInForce:
     def is_known(self, job_id: JobId) -> bool:
         """True for a live job, ours or another's."""
         return job_id in self._shepherds.jobs or job_id in self._cluster.jobs
+
+    @property
+    def has_stoppable(self) -> bool:
+        """True while jobs run that a plan may stop for others."""
+        return bool(self._shepherds.stoppable) or any(
+            job.shares and job.can_be_stopped for job in self._cluster.jobs.values()
+        )
+
+    def is_drained_for(self, job_id: JobId) -> bool:
+        """True for a job for which by the last plan GPUs stay idle until it fits."""
+        decision = self._planning.told.get(job_id)
+        return decision is not None and decision.change is Change.WAIT and bool(decision.rank_key)
 
     # Ranks.
 

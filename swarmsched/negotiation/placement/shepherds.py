@@ -31,6 +31,7 @@ class Shepherds:
         self.jobs: dict[JobId, JobShepherd] = {}
         self.elastic: dict[JobId, None] = {}  # those of them that take several sizes
         self.live: dict[JobId, None] = {}  # those that change while they train
+        self.stoppable: dict[JobId, None] = {}  # those that may be ended for others
         self.misfits = Misfits()  # those of them that are to have another one
         self.window: Window[JobId] = Window()  # of attempts that wait for their owners and holders
         self.update_ids: Iterator[int] = count(1)  # of register updates, unique within this agent's life
@@ -65,6 +66,10 @@ class Shepherds:
             self.elastic.pop(record.job_id, None)
         if record.spec.elastic:
             self.live[record.job_id] = None
+        if record.spec.restartable or record.has_own_checkpoint:
+            self.stoppable[record.job_id] = None
+        else:
+            self.stoppable.pop(record.job_id, None)
         return self.misfits.note(record) or has_range
 
     def let_go(self, job_id: JobId) -> None:
@@ -72,6 +77,7 @@ class Shepherds:
         self.jobs.pop(job_id, None)
         self.elastic.pop(job_id, None)
         self.live.pop(job_id, None)
+        self.stoppable.pop(job_id, None)
         self.misfits.forget(job_id)
         self._views.drop(job_id)
         self._deadlines.drop(job_id)
@@ -136,6 +142,7 @@ class Shepherds:
         """Re-derive what is kept of our jobs."""
         assert self._views.jobs <= self.jobs.keys()
         assert self.elastic.keys() == {job_id for job_id, job in self.jobs.items() if job.decided.spec.is_resizable}
+        assert self.stoppable.keys() <= self.jobs.keys()
         for job_id, job in self.jobs.items():
             assert job_id == job.job_id
             job.validate()

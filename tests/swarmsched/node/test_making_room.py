@@ -27,6 +27,14 @@ def las_swarm(behaviour=read_command, **parameters):
     return watched
 
 
+def strict_swarm(nodes):
+    """Under backfill the first in line is not passed."""
+    watched = Watched(nodes, 2, 12)
+    assert isinstance(watched.swarm.ask(N0, SetSwarmSetting(PolicySetting("backfill"))), SettingStored)
+    watched.swarm.run_for(10.0)
+    return watched
+
+
 @pytest.fixture
 def watched():
     return las_swarm()
@@ -88,12 +96,14 @@ def test_nobody_is_stopped_for_a_gang_that_would_not_fit_all_the_same(watched):
     [
         ("las", "las", "it has run for"),
         ("las", "backfill", "the policy here is las"),
-        ("swarm", "swarm", "no plan here gives its place to that job"),
+        ("swarm", "swarm", "it has no checkpoint since it started"),
+        ("swarm", "restartable", "no plan here gives its place to that job"),
     ],
 )
 def test_a_shepherd_that_is_asked_for_a_place_grants_it_by_its_own_policy_and_figures_alone(policy, asked_by, told):
     watched = las_swarm() if policy == "las" else Watched(3, 2, 12)
-    old = run(watched, 2, node=N0)
+    spec, asked_by = ({"restartable": True}, policy) if asked_by == "restartable" else ({}, asked_by)
+    old = run(watched, 2, node=N0, **spec)
     host = watched.swarm.hosts[watched.swarm.record(old).shepherd]
     taker, of_taker = (
         make_job_id(0.0, random.Random(1)),
@@ -120,7 +130,7 @@ def test_a_victim_that_is_cancelled_while_it_makes_room_ends():
 
 def test_the_first_in_line_has_its_place_kept_when_it_waits_for_long():
     """Under strict backfill nobody may delay it; the claim holds even against agents that have not seen it."""
-    watched = Watched(3, 2, 12)
+    watched = strict_swarm(3)
     for node in (N0, N1, N2):
         run(watched, 1, seconds="100", node=node, nodes=(node,))
     big = watched.submit(6, "sleep", "10", node=N0)
@@ -134,7 +144,7 @@ def test_the_first_in_line_has_its_place_kept_when_it_waits_for_long():
 
 
 def test_nothing_is_kept_for_a_job_that_was_cancelled_while_it_waited():
-    watched = Watched(3, 2, 12)
+    watched = strict_swarm(3)
     for node in (N0, N1, N2):
         run(watched, 1, node=node, nodes=(node,))
     big = watched.submit(6, "sleep", "10", node=N0)
@@ -147,7 +157,7 @@ def test_nothing_is_kept_for_a_job_that_was_cancelled_while_it_waited():
 
 def test_nothing_is_kept_by_a_claim_of_a_shepherd_that_was_succeeded():
     """Its successor knows nothing of it, and cannot withdraw it when the job ends."""
-    watched = Watched(5, 2, 12)
+    watched = strict_swarm(5)
     for node in watched.nodes:
         run(watched, 1, seconds="900", node=node, nodes=(node,), max_restarts=0)
     big = watched.submit(9, "sleep", "10", node=N0)
@@ -160,7 +170,7 @@ def test_nothing_is_kept_by_a_claim_of_a_shepherd_that_was_succeeded():
 
 def test_a_claim_on_a_node_that_dies_is_given_up_and_made_elsewhere():
     """It would keep the job from claiming again, and the other nodes' GPUs from everybody."""
-    watched = Watched(5, 2, 12)
+    watched = strict_swarm(5)
     for node in watched.nodes:
         run(watched, 1, seconds="400", node=node, nodes=(node,), max_restarts=0)
     big = watched.submit(6, "sleep", "10", node=N0)
@@ -171,3 +181,17 @@ def test_a_claim_on_a_node_that_dies_is_given_up_and_made_elsewhere():
     assert watched.swarm.run_until(lambda: len(events(watched, "claim.made")) > 1, 90.0)
     watched.swarm.run_for(5.0)
     assert sum(host.node.ledger.claims == (big,) for host in watched.swarm.up) == 3
+
+
+@pytest.mark.parametrize("may_begin_again", [False, True])
+def test_under_the_default_policy_a_short_job_takes_the_place_of_one_that_may_begin_again_and_of_no_other(
+    may_begin_again,
+):
+    """The long one began long ago, by which it is known to be long."""
+    watched = Watched(3, 2, 12)
+    old = run(watched, 6, seconds="90000", node=N0, restartable=may_begin_again)
+    watched.swarm.run_for(4_000.0)
+    fresh = watched.submit(2, "sleep", "20", node=N1, time_limit_s=60.0)
+    assert watched.swarm.run_until(lambda: watched.state(fresh) is JobState.RUNNING, 60.0) is may_begin_again
+    assert watched.swarm.record(old).preemptions == may_begin_again
+    watched.finish([fresh] if may_begin_again else [], 60.0)

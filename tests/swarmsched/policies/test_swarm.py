@@ -6,13 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from swarmsched.api import JobState
 from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import compute_plan
-from swarmsched.policies.swarm import PATIENCE
+from swarmsched.policies.turns import PATIENCE
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, PolicySetting
 from tests.swarmsched.building import job_id, make_node
@@ -38,14 +39,36 @@ def held(number: int, *shares: Share, **more: Any) -> JobView:
     return job(number, JobState.RUNNING, 1, ONE_GPU, shares=shares, **more)
 
 
+def free(view: ClusterView, **more: Any) -> ClusterView:
+    """With cards that say so of all jobs."""
+    return msgspec.structs.replace(
+        view,
+        jobs=tuple(
+            [msgspec.structs.replace(each, card=msgspec.structs.replace(each.card, **more)) for each in view.jobs]
+        ),
+    )
+
+
 @settings(max_examples=200, deadline=None)
-@given(view=views())
-def test_where_no_job_takes_several_sizes_nor_reports_all_is_as_under_backfill(view: ClusterView) -> None:
-    jobs = [msgspec.structs.replace(each.card, elastic=None, estimate=None) for each in view.jobs]
-    fixed = [card for card in jobs if not card.shares or sum(share.ranks for share in card.shares) == card.ranks]
-    assume(any(not card.shares for card in fixed))
-    rigid = msgspec.structs.replace(view, jobs=tuple(JobView(card, NOW_S) for card in fixed))
-    assert decided(rigid) == decided(rigid, "backfill")
+@given(view=views(), is_fixed=st.booleans())
+def test_no_job_is_stopped_that_has_no_checkpoint_and_may_not_begin_again(view: ClusterView, is_fixed: bool) -> None:
+    """Where some take several sizes, and where none does."""
+    fixed = free(view, elastic=None, restartable=False, has_checkpoint=False)
+    mixed = [
+        one if is_fixed or number % 2 else other
+        for number, (one, other) in enumerate(zip(fixed.jobs, view.jobs, strict=True))
+    ]
+    plan = decided(msgspec.structs.replace(view, jobs=tuple(mixed)))
+    stays = [each for each in mixed if each.shares and each.card.elastic is None]
+    assert {plan[each.job_id].change for each in stays} <= {Change.KEEP}
+
+
+@settings(max_examples=100, deadline=None)
+@given(view=views(), elasticity=st.sampled_from([Elasticity.OFF, Elasticity.ADVISE]))
+def test_who_has_a_checkpoint_is_stopped_under_elasticity_on_alone(view: ClusterView, elasticity: Elasticity) -> None:
+    saved = free(view, elastic=None, has_checkpoint=True, restartable=False, running_s=1e5)
+    decisions = compute_plan(PolicySetting("swarm", {}, elasticity), saved, NOW_S).decisions
+    assert not [each for each in decisions if each.change is Change.STOP]
 
 
 def test_agents_of_a_swarm_whose_jobs_have_one_size_never_import_numpy() -> None:
@@ -73,10 +96,11 @@ def test_whoever_waits_and_is_not_known_gets_its_place_from_a_job_that_may_shrin
     assert plan[job_id(2)].reason == "others are to make room for it; fits on n0 (2)"
 
 
-def test_a_job_that_may_shrink_is_never_stopped_for_one_that_is_not_known() -> None:
-    view = ClusterView(1, (make_node(A, 0),), (held(1, Share(A, 4)), job(2, JobState.QUEUED, 4, ONE_GPU)))
-    plan = decided(view)
-    assert [plan[job_id(number)].change for number in (1, 2)] == [Change.KEEP, Change.WAIT]
+def test_a_job_that_may_shrink_is_stopped_for_one_that_is_not_known_where_it_has_clearly_more_left() -> None:
+    for left_s, change in ((100_000.0, Change.STOP), (1_000.0, Change.KEEP)):
+        long = held(1, Share(A, 4), estimate=msgspec.structs.replace(MEASURED, remaining=left_s))
+        plan = decided(ClusterView(1, (make_node(A, 0),), (long, job(2, JobState.QUEUED, 4, ONE_GPU))))
+        assert plan[job_id(1)].change is change
 
 
 def test_where_its_hosts_would_leave_no_place_a_job_shrinks_to_its_least() -> None:
@@ -85,14 +109,6 @@ def test_where_its_hosts_would_leave_no_place_a_job_shrinks_to_its_least() -> No
     plan = decided(ClusterView(1, nodes, (held(1, Share(A, 1), Share(B, 1)), pair)))
     assert (plan[job_id(1)].change, plan[job_id(1)].target.shares) == (Change.SHRINK, (Share(A, 1),))
     assert plan[job_id(2)].target.shares == (Share(B, 1),)
-
-
-def test_a_gang_at_the_head_of_the_line_is_not_delayed_by_jobs_of_several_sizes() -> None:
-    """The rigid job ends within 60 s; then the gang fits, and nobody behind it may still be there."""
-    rigid = job(1, JobState.RUNNING, 2, ONE_GPU, shares=(Share(A, 2),), time_limit_s=60.0)
-    gang, behind = job(2, JobState.QUEUED, 4, ONE_GPU), job(3, JobState.QUEUED, 1, ONE_GPU, elastic=SIZES)
-    plan = decided(ClusterView(1, (make_node(A, 2),), (rigid, gang, behind)))
-    assert [plan[job_id(number)].change for number in (2, 3)] == [Change.WAIT, Change.WAIT]
 
 
 def test_of_jobs_that_are_known_the_higher_priority_is_dealt_gpus_first() -> None:
@@ -162,7 +178,7 @@ def test_for_a_wide_job_that_has_waited_for_too_long_nobody_starts_who_would_del
     """Those that run can't be stopped for it, and small ones would take each GPU as it comes free."""
     sizes = Elastic(1, 1, BatchRange(64, 64, 1, 64), 64, is_live=True) if is_live else None
     stays = held(1, Share(A, 1), elastic=sizes, estimate=takes(100.0), running_s=40.0)
-    for waited_s, short, first in ((600.0, 99.0, [2, 3]), (700.0, 99.0, [2]), (700.0, 101.0, [])):
+    for waited_s, short, first in ((1_200.0, 99.0, [2, 3]), (1_400.0, 99.0, [2]), (1_400.0, 101.0, [])):
         wide = job(4, JobState.QUEUED, 4, ONE_GPU, estimate=takes(50.0), queued_s=waited_s)
         behind = [
             job(number, JobState.QUEUED, 1, ONE_GPU, estimate=takes(seconds))

@@ -13,7 +13,7 @@ from swarmsched.ids import NodeId
 from swarmsched.models.kinds import informed
 from swarmsched.policies.base import PolicyKind
 from swarmsched.policies.registry import POLICIES, compute_plan
-from swarmsched.policies.swarm import PATIENCE
+from swarmsched.policies.turns import PATIENCE
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
@@ -54,9 +54,9 @@ def test_the_default_policy_gives_an_elastic_job_all_that_pays_and_shares_with_t
 
 
 def test_a_wide_job_of_known_length_is_served_though_small_ones_come_without_end() -> None:
-    jobs = [*(rigid(number, 25.6 * number, 1, 100.0) for number in range(1, 200)), rigid(200, 30.0, 4, 50.0)]
+    jobs = [*(rigid(number, 25.6 * number, 1, 100.0) for number in range(1, 300)), rigid(300, 30.0, 4, 50.0)]
     observer = replay(jobs, "swarm", Cluster.even(1, 4))
-    assert ends(observer)["job200"] < 30.0 + PATIENCE * (50.0 + 30.0) + 200.0
+    assert ends(observer)["job300"] < 30.0 + PATIENCE * (50.0 + 30.0) + 200.0
 
 
 def test_no_plan_books_a_gpu_twice_or_starves_anybody() -> None:
@@ -201,7 +201,7 @@ def test_slowdown_is_over_the_best_possible_time_alone() -> None:
     alone = replay([elastic(1, 0.0, made_up())], "swarm", cluster, Pacing(1.0, 0.0)).summary()
     crowded = [elastic(number, 0.0, made_up()) for number in range(4)]
     assert 1.0 <= alone["avg_slowdown"] < 1.1
-    assert replay(crowded, "swarm", cluster, Pacing(1.0, 0.0)).summary()["avg_slowdown"] > 2.0
+    assert replay(crowded, "swarm", cluster, Pacing(1.0, 0.0)).summary()["avg_slowdown"] > 1.9
 
 
 @pytest.mark.parametrize(

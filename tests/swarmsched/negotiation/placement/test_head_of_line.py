@@ -7,7 +7,7 @@ from swarmsched.ledger.message import ClaimRequest, HoldRequest
 from swarmsched.negotiation.placement.placement import INVITED_S
 from swarmsched.negotiation.shepherd_state import STARVING_S
 from swarmsched.negotiation.window import GIVEN_UP_S, LATE_S, LIMIT_START
-from swarmsched.view import Elasticity, PolicySetting
+from swarmsched.view import Change, Decision, Elasticity, PolicySetting
 from tests.swarmsched.building import answer_to
 from tests.swarmsched.negotiation.placement.scene import ME, UTC, A, B, Scene, foreign, job_id, node, record_of
 
@@ -41,17 +41,17 @@ def test_with_which_size_a_job_starts_is_the_plans_word_and_so_is_what_is_left_t
 class Line:
     """One GPU, which another job has; a job of 1 to 4 ranks has waited for a minute and is first in line."""
 
-    def __init__(self, elasticity):
+    def __init__(self, policy):
         self.scene = Scene([node(A, 0, 1)])
-        self.use(elasticity)
+        self.use(policy)
         spec = replace(record_of("a", 1, UTC).spec, ranks_most=4)
         self.job = self.scene.placement.shepherds.add(replace(record_of("a", 1, UTC), spec=spec))
         self.job.accepted(self.scene.clock)
         self.scene.now_s += STARVING_S
         self.claims = self.looked()
 
-    def use(self, elasticity):
-        self.scene.placement.set_policy(PolicySetting("swarm", {}, elasticity), self.scene.now_s)
+    def use(self, policy):
+        self.scene.placement.set_policy(PolicySetting(policy), self.scene.now_s)
 
     def looked(self):
         """What its agent asks owners to keep for it: ranks, 0 for no more."""
@@ -68,25 +68,40 @@ class Line:
 
 def test_nothing_is_kept_for_a_job_of_several_sizes_where_running_ones_make_room_for_it_as_plans_say():
     """It waits while others make more of what there is; a GPU that is kept for it would be nobody's until it starts."""
-    assert Line(Elasticity.ON).claims == []
-    assert [claim.ranks for claim in Line(Elasticity.ADVISE).claims] == [1]
+    assert Line("swarm").claims == []
+    assert [claim.ranks for claim in Line("backfill").claims] == [1]
 
 
 def test_what_was_kept_for_it_is_given_back_when_they_begin_to_make_room():
-    line = Line(Elasticity.ADVISE).kept()
+    line = Line("backfill").kept()
     assert line.job.claim.stands_in_line
-    line.use(Elasticity.ON)
+    line.use("swarm")
     assert [claim.ranks for claim in line.looked()] == [0]
     assert not line.job.claim.is_open
 
 
 def test_where_they_do_not_it_starts_as_soon_as_what_is_kept_for_it_is_free_whatever_plans_make_of_it():
-    line = Line(Elasticity.ADVISE).kept()
+    line = Line("backfill").kept()
     line.looked()
     assert line.holds == []
     line.scene.cluster.there = [node(A, 1, 1)]
     line.looked()
     assert [(hold.job_id, hold.ranks) for hold in line.holds] == [(job_id("a"), 1)]
+
+
+def test_under_the_default_policy_a_place_is_kept_for_whom_its_plan_lets_gpus_stay_idle_and_for_nobody_else():
+    """Who has waited for how long, and what that may cost all others, its plan weighs."""
+    scene = Scene([node(A, 1, 2)], policy="swarm")
+    scene.submit("a", 2, UTC)
+    scene.now_s += STARVING_S
+    for rank_key, kept in (((), 0), ((0, 0, 1, 2), 1)):
+        scene.placement.look_soon(scene.now_s)
+        scene.look()
+        scene.answer_plan(Decision(job_id("a"), Change.WAIT, "it does not fit", rank_key=rank_key))
+        effects = scene.placement.look(scene.clock)
+        claims = [each for each in effects if type(getattr(each, "message", None)) is ClaimRequest]
+        assert len(claims) == kept
+        scene.now_s += 30.0
 
 
 def test_no_more_is_begun_than_is_answered_in_time():
