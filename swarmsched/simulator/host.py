@@ -272,11 +272,11 @@ class Host:
             return
         lag_s = self.loop.now_s - self._paused_since_s
         self._paused_since_s = None
-        if lag_s > LAG_REPORTED_S:
-            self.post(LoopLagged(lag_s))
-        for event in self._mailbox:
-            self.post(event)
+        waiting: list[Event] = [LoopLagged(lag_s)] if lag_s > LAG_REPORTED_S else []
+        waiting, life = [*waiting, *self._mailbox], self._life
         self._mailbox.clear()
+        for event in waiting:  # at once: what comes in this instant is newer
+            self._take(event, life)
         self._wake_at_s = math.inf
         self._arm()
         self._drain()
