@@ -27,7 +27,7 @@ from swarmsched.card import JobCard, RankKey
 from swarmsched.ids import JobId
 from swarmsched.models.lengths import LEAST_S, STEP, gpus_asked, lengths_of
 from swarmsched.policies.backfill import Backfill, Held, Reservation
-from swarmsched.policies.base import inverse_priority, is_waiting, milliseconds, seconds_left
+from swarmsched.policies.base import amount, inverse_priority, is_waiting, milliseconds, seconds_left
 from swarmsched.policies.ranked import dealt, may_move
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import world_size
@@ -75,7 +75,7 @@ class Turn:
         if self.is_overdue:
             return f"has waited {self.patience * PATIENCE:.0f} times as long as it takes"
         told = f"{self.expected_s:.0f} s left" if self.is_known else f"{self.expected_s:.0f} s left as jobs like it go"
-        return f"{told} on {self.gpus} GPUs" if self.gpus else ""
+        return f"{told} on {amount(self.gpus, 'GPU')}" if self.gpus else ""
 
 
 class Turns:
