@@ -41,7 +41,7 @@ def submitted(lines: Sequence[Line], results: Results, traces: Path, yardstick: 
     """A row for each line, by what users submit: what it comes to, over what, how fair and how restless it is."""
     told = ["workload", "submitted", "told", "policy", "finished", "average", "over", "99th of slowdowns", "rho"]
     told += ["changes a job", "reversed"]
-    has_deadlines = any(int(row["deadlines"] or 0) for row in results.values())
+    has_deadlines = any(int(results[cell.key]["deadlines"]) for line in lines for cell in line.cells(is_quick=is_quick))
     told += ["deadlines met"] * has_deadlines
     text = [f"| {' | '.join(told)} |", f"|{'---|' * len(told)}"]
     for line in lines:
@@ -64,7 +64,7 @@ def submitted(lines: Sequence[Line], results: Results, traces: Path, yardstick: 
             ", ".join([f"{_mean(every, f'rho_{part}'):.2f}" for part in ("p50", "p99", "worst")]),
             f"{_mean(every, 'rescales_per_job'):.1f}, at most {max(int(one['rescales_most']) for one in every)}",
             f"{_mean(every, 'reversed_decisions'):.0f}",
-            *[f"{_sum(every, 'deadlines_met')} of {_sum(every, 'deadlines')}"] * has_deadlines,
+            *[f"{_sum(every, 'deadlines_met')} of {due}" if (due := _sum(every, "deadlines")) else ""] * has_deadlines,
         ]
         text.append(f"| {' | '.join(row)} |")
     return "\n".join(text)
