@@ -136,7 +136,7 @@ class StepTable:
 
     def on(self, ranks: int, nodes: int) -> Floats:
         """Seconds by global batch on so many nodes; infinite where a batch cannot be dealt to the ranks."""
-        if nodes == self._fewest(ranks):
+        if nodes == self._fewest(ranks) and ranks <= self.ranks_most:  # one may hold more than others are to have
             return np.asarray(self.packed[ranks])
         known = self._spread.get((ranks, nodes))
         if known is None:

@@ -243,7 +243,7 @@ class _Line:
     def _kept_for(self, job: JobView) -> tuple[float, Room] | None:
         """As `backfill` keeps a place for the first in line; none where its nodes are away."""
         room = self._room.copy()
-        for end_s, _, other, shares in sorted(self._ends, key=lambda end: end[:2]):
+        for end_s, _, other, shares in sorted(self._ends, key=lambda end: (end[0], end[2].job_id)):
             room.release(shares, other.demand)
             if (placed := place_in(room, job)) is not None:
                 room.take(placed, job.demand)

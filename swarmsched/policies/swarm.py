@@ -30,6 +30,7 @@ from msgspec.msgpack import decode, encode
 from msgspec.structs import replace
 
 from swarmsched.ids import JobId
+from swarmsched.models.deadlines import least_ranks
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.models.interference import Interference
 from swarmsched.models.lengths import LEAST_S
@@ -160,7 +161,7 @@ class Swarm:
         """
         jobs, kept, room, free = opened(view, turns.may_change)
         candidates = self._candidates(jobs, free, view, turns, now_s)
-        deal_sizes = partial(_deal_sizes, candidates, free)
+        deal_sizes = partial(_deal_sizes, candidates, free, view.utc_s)
         decisions = [*kept, *deal_and_place(candidates, deal_sizes, room, view)]
         for each in _placeless(candidates, decisions)[:PLACES_TRIED] if moves else ():
             due = {"is_overdue": each.patience > 1.0, "shrinks": not is_known(each.job)}
@@ -261,8 +262,26 @@ class Swarm:
         return value
 
 
-def _deal_sizes(candidates: Sequence[Candidate], gpus: int) -> None:
-    """Those of higher priority first."""
+def _keep_deadlines(candidates: Sequence[Candidate], gpus: int, utc_s: float) -> None:
+    """Whose least size is not enough for its deadline, or presses, has the fewest ranks that are: its minimum
+    satisfactory share (ElasticFlow, ASPLOS 2023); those with the earliest first, as far as there are GPUs."""
+    due = [each for each in candidates if each.job.card.deadline_utc_s and each.goodput and utc_s]
+    left = gpus - sum([each.reserved * each.per_rank for each in candidates]) if due else 0
+    for each in sorted(due, key=lambda each: (each.job.card.deadline_utc_s, each.job.job_id)):
+        estimate, pause_s = each.job.card.estimate, 0.0 if each.held else each.turn.pause_s
+        within_s = each.job.card.deadline_utc_s - utc_s - pause_s
+        sizes = (max(1, each.least), len(each.rate) - 1)
+        rate = each.rate.tolist().__getitem__
+        ranks = least_ranks(estimate.remaining if estimate else 0.0, rate, sizes, within_s)
+        more = (ranks - each.reserved) * each.per_rank
+        is_needed = ranks > sizes[0] or each.turn.is_pressed
+        if is_needed and 0 < more <= left:
+            each.reserved, left = ranks, left - more
+
+
+def _deal_sizes(candidates: Sequence[Candidate], gpus: int, utc_s: float) -> None:
+    """Those of higher priority first, beside the least of each."""
+    _keep_deadlines(candidates, gpus, utc_s)
     left = gpus - sum([each.reserved * each.per_rank for each in candidates])
     for of_priority in _by_priority(candidates):
         bidders = [Bidder(each.value, each.per_rank) for each in of_priority]

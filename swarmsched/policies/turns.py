@@ -13,6 +13,9 @@ all that have not, by how often it has waited for that (highest response ratio n
 not fit, others start only where by expectation they do not delay it, as under `backfill`, as long as no more GPU-time
 stays idle for it than it takes itself.  Once it has waited twice as long, whatever that costs, others start only
 beside the oldest jobs that it waits for: those become fewer with each that ends.
+
+Whoever has to start soon to end by its deadline, as expected, counts as one that has waited so long, and runs on
+undisturbed; once it cannot end in time any more it counts as if it had none.
 """
 
 from bisect import bisect_left
@@ -25,6 +28,7 @@ from msgspec.structs import replace
 from swarmsched.api import JobState
 from swarmsched.card import JobCard, RankKey
 from swarmsched.ids import JobId
+from swarmsched.models.deadlines import urgency
 from swarmsched.models.lengths import LEAST_S, STEP, gpus_asked, lengths_of
 from swarmsched.policies.backfill import Backfill, Held, Reservation
 from swarmsched.policies.base import amount, inverse_priority, is_waiting, milliseconds, seconds_left
@@ -58,6 +62,7 @@ class Turn:
     is_known: bool
     pause_s: float
     patience: float
+    is_pressed: bool = False  # by its deadline
 
     @property
     def service_gpu_s(self) -> float:
@@ -72,6 +77,8 @@ class Turn:
     @property
     def why(self) -> str:
         """For people."""
+        if self.is_pressed:
+            return f"has to run now to end by its deadline, {self.expected_s:.0f} s left"
         if self.is_overdue:
             return f"has waited {self.patience * PATIENCE:.0f} times as long as it takes"
         told = f"{self.expected_s:.0f} s left" if self.is_known else f"{self.expected_s:.0f} s left as jobs like it go"
@@ -86,7 +93,7 @@ class Turns:
         self._now_s = now_s
         self._pause_s = max(pause_s, LEAST_PAUSE_S)
         self._found: dict[JobId, Turn] = {}
-        self._jobs = view.jobs
+        self._jobs, self._utc_s = view.jobs, view.utc_s
         cards = [job.card for job in view.jobs if job.demand.gpus]
         self._live = len(cards)
         self._submitted = sorted([each.submitted_utc_s for each in (*cards, *[one.card for one in view.history])])
@@ -117,7 +124,14 @@ class Turns:
             told = self._lengths.left(job.card, job.attained_gpu_s(now_s), job.running_s(now_s))
             left_s, expected_s = told.index_s, told.expected_s
         patience = job.queued_s(now_s) / (expected_s + pause_s) / PATIENCE
-        return Turn(job, gpus_asked(job.card), left_s, expected_s, bool(known_s), pause_s, patience)
+        pressed = self._urgency(job, expected_s + pause_s)
+        known = (left_s, expected_s, bool(known_s), pause_s)
+        return Turn(job, gpus_asked(job.card), *known, max(patience, pressed), pressed > 1.0)
+
+    def _urgency(self, job: JobView, takes_s: float) -> float:
+        """By its deadline, for which room is sought as long before as it takes."""
+        deadline_utc_s = job.card.deadline_utc_s
+        return urgency(deadline_utc_s - self._utc_s, takes_s, takes_s) if deadline_utc_s and self._utc_s else 0.0
 
     def may_be_stopped(self, job: JobView) -> bool:
         """True of a job that runs, loses by a stop nothing that its people have not agreed to, and has run for long."""
@@ -161,6 +175,11 @@ class Turns:
             if each.change is Change.WAIT
         }
 
+    def _pressed_in_s(self, turn: Turn) -> float:
+        """When its deadline begins to press."""
+        wait_s = turn.job.card.deadline_utc_s - self._utc_s - 2.0 * (turn.expected_s + turn.pause_s)
+        return wait_s if wait_s > 0.0 and self._utc_s else inf
+
     @property
     def review_s(self) -> float:
         """In how many seconds time alone may change the order; 0: it does not."""
@@ -171,6 +190,7 @@ class Turns:
         next_s += [
             max(REVIEW_S, STEP * job.running_s(self._now_s)) for job in self._jobs if job.can_be_stopped and job.shares
         ]
+        next_s += [self._pressed_in_s(turn) for turn in waiting if turn.job.card.deadline_utc_s]
         soonest_s = min(next_s)
         return max(1.0, soonest_s) if soonest_s < inf else 0.0
 
