@@ -979,7 +979,7 @@ def test_completion_scripts_are_accepted_by_bash(swarm):
     assert completed("swarm", "logs", "d") == {"digits"}
     assert completed("swarm", "ps", "--state", "f") == {"failed"}
     assert completed("swarm", "status", "-o", "y") == {"yaml"}
-    assert completed("swarm", "simulate", "''") == {"faults", "replay"}
+    assert completed("swarm", "simulate", "''") == {"faults", "replay", "generate", "import"}
     assert completed("swarm", "local", "''") == {"up", "down", "status", "stop", "start"}
     assert completed("swarm", "local", "stop", "''") == {"a1"}
     assert completed("swarm", "local", "stop", "--name", "X", "''") == {"x1", "x2"}
