@@ -43,6 +43,7 @@ from swarmsched.resources import Free, less
 from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.disk import Disk
 from swarmsched.simulator.tasks import RunningTask, TaskModel
+from swarmsched.view import JobView
 from swarmsched.world import WorldPlan
 
 
@@ -307,6 +308,10 @@ def _always_due(original: property) -> property:
     return property(next_deadline_s)
 
 
+def _of_all_that_run(original: property) -> property:
+    return property(lambda job: job.state in (JobState.QUEUED, JobState.RUNNING))
+
+
 def _commits_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     def granted(attempt: Attempt, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         effects: list[Effect] = original(attempt, answer, now_s)
@@ -444,6 +449,9 @@ BREAKS: Mapping[str, Break] = {
     ),
     "hanging-member-kept": Break(
         "a worker that hangs is waited for", patches={(regrouping, "_hanging"): lambda original: lambda live: set()}
+    ),
+    "anybody-stopped": Break(
+        "a job that cannot be stopped is stopped for others", patches={(JobView, "can_be_stopped"): _of_all_that_run}
     ),
     "former-first-commits": Break(
         "checkpoints of an elastic gang are ordered by their node alone",

@@ -58,6 +58,8 @@ TRAINING_RATIO = 0.4  # of the runs with three nodes and none of the other scene
 ELASTIC_RATIO = 0.4
 RECOVER_RATIO = 0.7
 EXCLUDE_RATIO = 0.2
+RESTARTABLE_EACH = 3
+"""By its number, every third job may be stopped for others."""
 BLOCKER_S = (62.0, 80.0)  # long enough for whoever waits behind it to starve
 
 
@@ -262,7 +264,9 @@ def policy_work(node: NodeId, name: str, parameters: Mapping[str, float], elasti
 
 def draw_policy(rng: random.Random, nodes: Sequence[NodeId], begin_s: float) -> Work:
     """The default of a new swarm, or what most others would choose."""
-    return Work(begin_s, "policy", policy_work(rng.choice(nodes), rng.choice(["backfill", "swarm"]), {}))
+    node, name = rng.choice(nodes), rng.choice(["backfill", "swarm"])
+    # Jobs may be stopped once they have run for ten such pauses.
+    return Work(begin_s, "policy", policy_work(node, name, {"pause_s": 0.1} if name == "swarm" else {}, "on"))
 
 
 def made_elastic(rng: random.Random, work: WorkPlan, nodes: Sequence[NodeId], begin_s: float) -> list[Work]:
@@ -357,6 +361,7 @@ def spec_of(parameters: Mapping[str, Any]) -> JobSpec:
         grace_s=parameters["grace_s"],
         priority=parameters["priority"],
         exclude=tuple(parameters["exclude"]),
+        restartable=does != "elastic" and parameters["job"] % RESTARTABLE_EACH == 0,
         tree="0" * 64 if does in ("environment", "staged") else "",  # so that there is something to stage
         max_restarts=parameters["max_restarts"],
         on_isolation=Isolation(parameters["on_isolation"]),

@@ -26,6 +26,7 @@ from swarmsched.simulator.checks.machines import INTERVAL, MachineChecker
 from swarmsched.simulator.checks.service import ServiceChecker
 from swarmsched.simulator.checks.sometimes import Sometimes
 from swarmsched.simulator.checks.starts import StartChecker
+from swarmsched.simulator.checks.stops import StopChecker
 from swarmsched.simulator.checks.traffic import TrafficChecker
 from swarmsched.simulator.checks.views import ViewChecker
 from swarmsched.simulator.checks.worlds import WorldChecker
@@ -152,6 +153,7 @@ def all_checkers(validate_interval: int = INTERVAL) -> Suite:
             GangChecker(decided, books),
             AttemptChecker(decided),
             StartChecker(decided),
+            StopChecker(decided),
             WorldChecker(decided),
             FreezeChecker(decided),
             CheckpointChecker(decided),

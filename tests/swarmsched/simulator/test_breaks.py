@@ -47,6 +47,7 @@ NOTICED = {
     "nodes-fault-ends-jobs": (StoryOptions(nodes=5, fault_classes=("failing-starts",)), {"starts"}),
     "failing-node-offers": (StoryOptions(nodes=5, fault_classes=("failing-starts",)), {"starts"}),
     "hanging-member-kept": (THREE, {"ended"}),
+    "anybody-stopped": (THREE, {"stops"}),
     "former-first-commits": (StoryOptions(nodes=3, fault_classes=("pause",)), {"6"}),
 }
 """Swarms and faults in which the rule matters, so that it is soon missed, and the invariants that say what is wrong."""
