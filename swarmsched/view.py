@@ -37,6 +37,14 @@ class NodeView(Value):
     is_available: bool = True  # alive, not suspect, not draining, not in conflict
 
 
+class ClassSpeed(Value):
+    """How many times as fast a job is on GPUs of a class as on those of which its estimate tells."""
+
+    gpu: Name
+    ratio: Amount
+    likely_least: Amount  # one standard deviation below
+
+
 class JobView(Value):
     """One live job: its card, true at `written_s` on the asking machine's monotonic clock."""
 
@@ -46,6 +54,7 @@ class JobView(Value):
         tuple[NodeName, ...], Meta(max_length=1_024)
     ] = ()  # its own shepherd does not place it there for now
     own: Estimate | None = None  # by its own reports, where its card's estimate has been joined with its kind's
+    on_classes: Annotated[tuple[ClassSpeed, ...], Meta(max_length=64)] = ()  # none where all GPUs are of one
 
     @property
     def job_id(self) -> JobId:

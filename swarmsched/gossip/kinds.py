@@ -348,7 +348,7 @@ class Kinds:
                 points = {**{configuration(each): each for each in more}, **points}
                 count += 1
             told = tuple(sorted(points.values(), key=configuration))[:POINTS_MOST]
-            known = (versions, encode_value(Estimate, Estimate(points=told)) if told else b"", count)
+            known = (versions, encode_value(Estimate, Estimate(points=told, gpu=gpu)) if told else b"", count)
             self._packed[asked] = known
             if len(self._packed) > KINDS_KEPT:
                 del self._packed[next(iter(self._packed))]

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from swarmsched.estimate import (
     Estimate,
     Pool,
-    SpeedPoint,
     contradicts,
     step_times,
 )
+from swarmsched.models.classes import ClassSpeeds
 from swarmsched.resources import GpuCount, most_frequent
-from swarmsched.view import ClusterView, JobView, KindView, NodeView
+from swarmsched.view import ClassSpeed, ClusterView, JobView, KindView, NodeView
 from swarmsched.wire.codec import decode_value
 
 KEPT = 2_048
@@ -46,8 +46,15 @@ class GpuClasses:
         return (estimate.gpu if estimate else "") or most_frequent(self._gpus, job.demand)
 
     def kinds(self, jobs: Iterable[JobView]) -> dict[_Asked, None]:
-        """Of the jobs, each once."""
-        return dict.fromkeys([self.asked(job) for job in jobs])
+        """Of the jobs, each once; and then of the same on GPUs of the other classes."""
+        own = dict.fromkeys([self.asked(job) for job in jobs])
+        others = [(user, name, gpu, program) for user, name, _, program in own for gpu in self.names]
+        return own | dict.fromkeys(others if len(self.names) > 1 else [])
+
+    @property
+    def names(self) -> list[str]:
+        """All classes."""
+        return sorted({each.model for each in self._gpus})
 
     def asked(self, job: JobView) -> _Asked:
         """Of what kind a job is."""
@@ -58,18 +65,36 @@ class Speeds:
     """Measured points of a kind: the same object for the same bytes, so that what was computed of it serves again."""
 
     def __init__(self, packed: bytes) -> None:
-        self.points: tuple[SpeedPoint, ...] = decode_value(Estimate, packed).points if packed else ()
+        estimate = decode_value(Estimate, packed) if packed else NOTHING
+        self.points, self.gpu = estimate.points, estimate.gpu  # of the class on which they were measured
         self.known = step_times(self.points)
 
 
 def informed(view: ClusterView) -> ClusterView:
     """The view in which each job's estimate tells all that is known of it."""
-    if not view.kinds and not view.pool:
+    classes = GpuClasses(view.nodes)
+    if not view.kinds and not view.pool and len(classes.names) < 2:
         return view
     kinds = {(each.user, each.name, each.gpu, each.program): each for each in view.kinds}
-    classes = GpuClasses(view.nodes)
     jobs = [_informed(job, kinds.get(classes.asked(job))) for job in view.jobs]
+    if len(classes.names) > 1:
+        speeds = ClassSpeeds([(_kind_of(each), _speeds(each.speed)) for each in view.kinds])
+        jobs = [_on_classes(job, classes, speeds) for job in jobs]
     return replace(view, jobs=tuple(_scaled(jobs, view.pool) if view.pool else jobs), kinds=(), pool=())
+
+
+def _kind_of(each: KindView) -> tuple[str, ...]:
+    return (each.user, each.name, each.program)
+
+
+def _on_classes(job: JobView, classes: GpuClasses, speeds: ClassSpeeds) -> JobView:
+    """How much faster it is on GPUs of each class than on those of which its estimate tells."""
+    if job.on_classes or not job.demand.gpus:
+        return job
+    kind, known = (job.card.user, job.card.name, job.card.program), classes.of(job)
+    return replace(
+        job, on_classes=tuple([ClassSpeed(name, *speeds.ratio(kind, known, name)) for name in classes.names])
+    )
 
 
 def _scaled(jobs: Sequence[JobView], pool: Pool) -> list[JobView]:

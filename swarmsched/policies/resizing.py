@@ -51,6 +51,8 @@ class Sized:
     per_rank: int = field(init=False)  # GPUs that a rank counts for
     slowdown: float = field(default=0.0, init=False)  # the part of its speed that a job beside it would cost it
     may_part: bool = field(default=False, init=False)  # it pays to move away from such a job
+    gpu: str = field(default="", init=False)  # the class that it is to have; empty: any
+    changes_class: bool = field(default=False, init=False)  # it runs on another one
     reserved: int = field(default=0, init=False)  # ranks of those that it has which nobody else may be dealt
     ranks: int = field(default=0, init=False)
 
@@ -71,7 +73,7 @@ class Sized:
     @property
     def is_kept(self) -> bool:
         """True when it keeps its size, and so its hosts."""
-        return 0 < self.ranks == self.held
+        return 0 < self.ranks == self.held and not self.changes_class
 
     def placed(self, sites: Sites, now: Room) -> Decision:
         """Its decision, for nobody yet; booked in the room of the sites, where it has what it holds."""
@@ -120,7 +122,16 @@ class Sized:
         return batch if batch != now and goodput.gain(self.held, nodes, now) >= REBATCH_GAIN else 0
 
     def _hosts(self, sites: Sites) -> tuple[Share, ...]:
-        """Where as many of its ranks as possible go; nobody is moved for no more than it has."""
+        """Where as many of its ranks as possible go; on other GPUs where there is no place on those of its class."""
+        found = self._hosts_on(sites, self.gpu)
+        if found or not self.gpu or not self.ranks:
+            return found
+        if self.held and is_there(sites.room, self.job.shares, self.job.demand):
+            return self.job.shares
+        return () if self.held else self._hosts_on(sites, "")
+
+    def _hosts_on(self, sites: Sites, gpu: str) -> tuple[Share, ...]:
+        """The same on GPUs of one class; nobody is moved for no more than it has."""
         job = self.job
         if job.card.hides_constraints:  # its own shepherd alone knows where else it may go
             return job.shares if self.ranks and is_there(sites.room, job.shares, job.demand) else ()
@@ -128,15 +139,16 @@ class Sized:
         for ranks in range(self.ranks, elastic_of(job).ranks_least - 1, -1):
             if shared and self.worth(ranks) <= self.worth(world_size(shared)) * (1.0 - 2.0 * self.slowdown):
                 return shared
-            stays = ranks == self.held and is_there(sites.room, job.shares, job.demand)
+            is_same = ranks == self.held and not self.changes_class
+            stays = is_same and is_there(sites.room, job.shares, job.demand)
             parts = self.may_part and sites.is_crowded(job.job_id)
-            found = job.shares if stays and not parts else sites.choose(job, ranks, apart=self.slowdown > 0.0)
+            found = job.shares if stays and not parts else sites.choose(job, ranks, apart=self.slowdown > 0.0, gpu=gpu)
             if stays and not found:
                 return job.shares
             if found:
                 return found
             if self.slowdown and not shared:
-                shared = sites.choose(job, ranks) or ()
+                shared = sites.choose(job, ranks, gpu=gpu) or ()
         return shared
 
     def worth(self, ranks: int) -> float:
@@ -392,10 +404,10 @@ def elastic_of(job: JobView) -> Elastic:
 
 def dealt_to_one(job: JobView, room: Room, gpus: int) -> int:
     """Of so many GPUs that are dealt, those that one job can have: no more than there are of one class, unless it
-    mixes them."""
+    mixes them or has more."""
     if job.card.mixed_gpus or room.is_of_one_class(job.demand):
         return gpus
-    return min(gpus, held_by(room, job) * max(1, job.demand.gpus))
+    return min(gpus, max(held_by(room, job), world_size(job.shares)) * max(1, job.demand.gpus))
 
 
 def ranks_looked_at(job: JobView, gpus: int) -> int:

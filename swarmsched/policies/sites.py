@@ -17,6 +17,7 @@ from swarmsched.view import JobView
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+ANY_GPU = Demand(gpus=1)
 CPUS_MOST = 2**33
 """Cores, booked ones too: `Sites` tells them and GPUs as one number."""
 NO_NODE = np.iinfo(np.int64).max
@@ -51,14 +52,17 @@ class Sites:
         """True of a job on several nodes that shares one with another such job: they use its network at once."""
         return bool((self._crowd[self._spread.get(job_id, [])] > 1).any())
 
-    def choose(self, job: JobView, ranks: int, *, apart: bool = False) -> tuple[Share, ...] | None:
+    def choose(self, job: JobView, ranks: int, *, apart: bool = False, gpu: str = "") -> tuple[Share, ...] | None:
         """Shares of so many ranks, the largest first, or None; among equal nodes it stays where it is.
 
-        `apart`: on one node, or on none that another job has which is on several.
+        `apart`: on one node, or on none that another job has which is on several.  `gpu`: on nodes whose GPUs are of
+        that class alone.
         """
         if self.room.ranks_alike(job.demand) < ranks and not job.card.mixed_gpus:
             return None
         held = self._permitted(job) if job.card.nodes or job.excluded else self._held_of(job.demand)
+        if gpu:
+            held = np.where(self._nodes_by_class(ANY_GPU).get(gpu, False), held, 0)
         classes = {} if job.card.mixed_gpus else self._nodes_by_class(job.demand)
         others = self._others_crowd(job.job_id) if apart else None
         if len(classes) < 2:

@@ -35,6 +35,7 @@ from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.models.interference import Interference
 from swarmsched.models.lengths import LEAST_S
 from swarmsched.policies.base import inverse_priority, is_known, joined, seconds_left
+from swarmsched.policies.classes import assign, deal_each, mean_speed, parts, pools
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
 from swarmsched.policies.resizing import (
     Sized,
@@ -49,6 +50,8 @@ from swarmsched.policies.resizing import (
     reviewed,
     unmeasured,
 )
+from swarmsched.policies.room import Room
+from swarmsched.policies.sites import ANY_GPU
 from swarmsched.policies.turns import Turn, Turns
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
@@ -66,6 +69,7 @@ class Candidate(Sized):
     ranks_per_node: int
     turn: Turn
     value: Floats = field(init=False)
+    after_pause: float = field(default=1.0, init=False)  # the part of a gain that is left of it after a change
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +77,7 @@ class Candidate(Sized):
 
     def worth(self, ranks: int) -> float:
         """By its weight, and after its pause."""
-        return float(self.value[ranks])
+        return float(self.value[ranks]) if ranks < len(self.value) else 0.0
 
     @property
     def patience(self) -> float:
@@ -141,11 +145,12 @@ class Swarm:
         self._pause_s = parameters["pause_s"]
         self._book = GoodputBook()
         self._interference = Interference()
+        self._gpu_parts: Mapping[str, float] = {}
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Who is kept waiting; then sizes; then hosts, the largest job first."""
         self._book.begin()
-        self._interference = _interference(view)
+        self._interference, self._gpu_parts = _interference(view), parts(view.nodes)
         turns = Turns(view, now_s, self._pause_s)
         kept = never_given_up
         held_back = turns.held_back(lambda: at_least(view, turns.may_change, kept))
@@ -162,6 +167,10 @@ class Swarm:
         jobs, kept, room, free = opened(view, turns.may_change)
         candidates = self._candidates(jobs, free, view, turns, now_s)
         deal_sizes = partial(_deal_sizes, candidates, free, view.utc_s)
+        there = [] if room.is_of_one_class(ANY_GPU) or any(_must_mix(job, room) for job in jobs) else pools(room)
+        if len(there) > 1 and candidates:
+            assign(candidates, there, room)
+            deal_sizes = partial(deal_each, candidates, there, partial(_deal_sizes, utc_s=view.utc_s))
         decisions = [*kept, *deal_and_place(candidates, deal_sizes, room, view)]
         for each in _placeless(candidates, decisions)[:PLACES_TRIED] if moves else ():
             due = {"is_overdue": each.patience > 1.0, "shrinks": not is_known(each.job)}
@@ -224,6 +233,7 @@ class Swarm:
         usual = float(rate[share] or rate.max() or 1.0)
         if elastic.ranks_least == elastic.ranks_most or wanted < elastic.ranks_least:
             usual *= wanted / share  # as if it could be had in parts
+        usual *= mean_speed(job, self._gpu_parts)
         turn = turns.of(job)
         left_s = max(LEAST_S, _left_s(job, goodput, usual) or turn.service_gpu_s / share_gpus)
         ranks_per_node = max(1, per_node // per_rank)
@@ -231,6 +241,7 @@ class Swarm:
         found.slowdown = self._interference.part
         lasts_s = min(self._horizon_s, job.running_s(now_s), left_s)
         found.may_part = bool(job.card.elastic) and found.slowdown * (lasts_s + turn.pause_s) > turn.pause_s
+        found.after_pause = lasts_s / (lasts_s + turn.pause_s) if lasts_s else 0.0
         return found
 
     def _value(self, candidates: Sequence[Candidate], turns: Turns, now_s: float) -> Floats:
@@ -290,6 +301,11 @@ def _deal_sizes(candidates: Sequence[Candidate], gpus: int, utc_s: float) -> Non
         for each, ranks in zip(of_priority, deal(bidders, left, least), strict=True):
             each.ranks = ranks
             left -= ranks * each.per_rank
+
+
+def _must_mix(job: JobView, room: Room) -> bool:
+    """True of a job that needs GPUs of several classes, and takes them."""
+    return job.card.mixed_gpus and room.ranks_alike(job.demand) < elastic_of(job).ranks_least
 
 
 def _placeless(candidates: Sequence[Candidate], decisions: Sequence[Decision]) -> list[Candidate]:

@@ -68,6 +68,7 @@ class PerfectKnowledge:
             points=all_points(profile, self._gpus_per_node, self._gpus),
             noise=_noise(profile, profile.epoch_at(job.progress)),
             remaining=max(0.0, profile.total_progress - job.progress),
+            gpu="+".join(sorted(profile.classes)) if self._usual_class else "",
         )
 
 

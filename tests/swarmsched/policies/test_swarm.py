@@ -224,11 +224,11 @@ def test_who_is_in_the_way_keeps_what_it_has_elsewhere() -> None:
 
 
 def test_one_of_higher_priority_gets_the_gpus_that_it_can_use_from_those_below_and_no_more_than_that() -> None:
-    """GPUs are dealt by number: those that it is dealt are of another kind."""
+    """GPUs are dealt by number: those that it is dealt are where it may not go."""
     for priority, change in ((0, Change.KEEP), (5, Change.SHRINK)):
-        typed = job(3, JobState.QUEUED, 1, Demand(gpus=1, gpu_type="A100"), estimate=takes(5e4), priority=priority)
-        nodes = (make_node(A, 0, 4, model="NVIDIA A100"), make_node(B, 0, 4, model="Tesla T4"))
-        plan = decided(ClusterView(1, nodes, (held(1, Share(A, 4)), held(2, Share(B, 4)), typed)))
+        choosy = job(3, JobState.QUEUED, 1, ONE_GPU, estimate=takes(5e4), priority=priority, nodes=(A,))
+        nodes = (make_node(A, 0, 4), make_node(B, 0, 4))
+        plan = decided(ClusterView(1, nodes, (held(1, Share(A, 4)), held(2, Share(B, 4)), choosy)))
         assert plan[job_id(1)].change is change
     assert plan[job_id(1)].target.shares == (Share(A, 3),)
     assert plan[job_id(1)].taker == job_id(3)
