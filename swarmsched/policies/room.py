@@ -113,8 +113,8 @@ class Room:
         return known
 
     def apart(self, fits: Mapping[NodeId, int], demand: Demand) -> Mapping[str, Mapping[NodeId, int]]:
-        """What nodes hold, by class of their GPUs; one without a name where the ranks have no GPUs."""
-        if not demand.gpus:
+        """What nodes of this room hold, by class of their GPUs; without a name where there is but one, or none."""
+        if not demand.gpus or self.is_of_one_class(demand):
             return {"": fits}
         classes, found = self.classes(demand), dict[str, dict[NodeId, int]]()
         for node, ranks in fits.items():
