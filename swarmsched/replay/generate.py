@@ -212,6 +212,7 @@ class Drawn(NamedTuple):
     batch: int
     run_s: float
     most: int  # GPUs that it can use
+    begins_on: int  # most GPUs to which its model's first batch can be dealt: no job asks for more at least
 
 
 def check(wanted: Wanted) -> None:
@@ -289,7 +290,7 @@ def _wishes(rng: random.Random, wanted: Wanted, time_s: float, job: Drawn) -> tu
     least, most = (max(1, int(job.gpus * factor)) for factor in RANGE)
     has_range = job.model and wanted.wishes
     return (
-        least if has_range else "",
+        min(least, job.begins_on) if has_range else "",
         min(most, max(job.gpus, job.most), max(job.gpus, wanted.nodes * wanted.gpus_per_node)) if has_range else "",
         1 if first else "",
         limit_s if limited and not job.model else "",  # on fewer GPUs than asked for others would not make it
@@ -320,12 +321,13 @@ def _job(rng: random.Random, wanted: Wanted) -> Drawn:
         least_s, most_s = RIGID_S
         run_s = least_s / (1.0 - rng.random() * (1.0 - least_s / most_s))
         gpus = _size(rng, wanted, wanted.gpus_most)
-        return Drawn(user, "", gpus, 0, run_s, gpus)
+        return Drawn(user, "", gpus, 0, run_s, gpus, gpus)
     family, length = rng.choice(FAMILIES), _falling(rng, LENGTHS)
     most = min(wanted.gpus_most, _useful(family, wanted.gpus_per_node))
     gpus = max(_size(rng, wanted, most), min(most, int(length * GPUS_BY_LENGTH)))
     run_s = family.run_s(length, gpus, wanted.gpus_per_node)
-    return Drawn(user, f"{family.name}-{length}", gpus, family.asked_batch(gpus), run_s, family.most)
+    begins_on = family.batch[0] // family.local_batch[0]
+    return Drawn(user, f"{family.name}-{length}", gpus, family.asked_batch(gpus), run_s, family.most, begins_on)
 
 
 def _falling(rng: random.Random, values: Sequence[int]) -> int:

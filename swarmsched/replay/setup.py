@@ -283,6 +283,11 @@ def _job(
     kept = job.batch or limits.initial_batch
     told = BatchRange(kept, kept, 1, kept) if settings.keeps_batch else batches  # as a card has it once it was measured
     elastic = _sizes(job, 1, max(1, min(widest, largest // limits.local_batch_min)), told)
+    begins_on = limits.initial_batch // limits.local_batch_min
+    if rebatches and job.gpus_least > begins_on:
+        problem = f"the first batch of model {job.model!r}, {limits.initial_batch}, can be dealt to {begins_on} GPUs"
+        remedy = f"a number from 1 to {begins_on}, or --keeps-batch"
+        raise ConfigError(f"{job.place}, {SIZES[0]}", f"{job.gpus_least} is too many: {problem}", remedy)
     return _submitted(named, job, physics, settings, elastic, batch=0 if rebatches else job.batch)
 
 
