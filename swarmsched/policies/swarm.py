@@ -56,6 +56,8 @@ from swarmsched.policies.turns import Turn, Turns
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
 PLACES_TRIED = 8  # in a plan
+KEPT = 1.05
+"""What a job has counts so much more: what is known of speeds is no better, and each report tells a little else."""
 LEAST_TOLD = 0.005  # of a gain in speed, to people
 
 
@@ -269,7 +271,7 @@ class Swarm:
             if 0 < each.held < len(each.rate):
                 there = each.goodput.on(each.held, len(each.job.shares)) if each.goodput else each.rate[each.held]
                 lost = 0.0 if each.job.card.elastic else each.job.lost_s(now_s) / self._horizon_s
-                value[row, each.held] = max(value[row, each.held], there / each.usual) * (1.0 + lost)
+                value[row, each.held] = max(value[row, each.held], there / each.usual) * (1.0 + lost) * KEPT
         return value
 
 
