@@ -49,6 +49,10 @@ class NotStored(BlobError):
         super().__init__(digest, f"cannot be stored: {error.strerror or error}", remedy)
 
 
+class TooLarge(BlobError):
+    """A blob is larger than this node takes, from whomever it comes."""
+
+
 class _Draft:
     """A blob on its way in; every method but `close` is for a worker thread."""
 
@@ -66,7 +70,7 @@ class _Draft:
             self.size_bytes += len(piece)
             if self.size_bytes > self._limit_bytes:
                 problem = f"is larger than {self._limit_bytes} bytes"
-                raise BlobError(self._digest, problem, "raise blob_cache_bytes_max")
+                raise TooLarge(self._digest, problem, "raise blob_cache_bytes_max")
             self._hasher.update(piece)
             write_or_skip(self._file, piece)
 

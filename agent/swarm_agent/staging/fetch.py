@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from swarm_agent.staging.blobs import SMALL_BYTES, BlobError, BlobStore, NotStored, is_digest
+from swarm_agent.staging.blobs import SMALL_BYTES, BlobError, BlobStore, NotStored, TooLarge, is_digest
 from swarmsched.errors import SwarmError
 from swarmsched.ids import NodeId
 
@@ -61,8 +61,8 @@ class BlobFetcher:
     async def ensure(self, digests: Iterable[str], sources: Sequence[NodeId]) -> int:
         """Bring what is missing; returns how many were brought.
 
-        Raises `NotStored` where this node's disk refuses them, and otherwise `BlobError` naming the nodes asked, a
-        `NotReached` if one that may have them could not be asked.
+        Raises `NotStored` where this node's disk refuses them, `TooLarge` where it takes none that large, and otherwise
+        `BlobError` naming the nodes asked, a `NotReached` if one that may have them could not be asked.
         """
         missing = at_first = await asyncio.to_thread(self._blobs.missing, tuple(digests))
         problems: dict[NodeId, str] = {}  # of sources that may have it
@@ -79,7 +79,7 @@ class BlobFetcher:
                     problems.pop(source, None)
                     try:
                         await self._fetch_from(source, missing, patience_s)
-                    except NotStored:
+                    except (NotStored, TooLarge):
                         raise
                     except (SwarmError, OSError) as error:
                         problems[source] = str(error) or type(error).__name__
