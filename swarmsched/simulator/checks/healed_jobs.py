@@ -29,9 +29,8 @@ HOLD_SLACK_S = 1.0
 STUCK_S = 660.0
 """No hold outlives its deadline + 1 s; nothing is draining or orphaned for over 11 min (docs/invariants.md, 15)."""
 
-TOP_PLACED_S = 15.0
-"""The top-ranked gang is placed, if capacity suffices (docs/invariants.md, 16).  Where owners know of later attempts than
-its record does, its shepherd takes a few tries to leap ahead of them, each after 4 s at most."""
+TOP_PLACED_S = 10.0
+"""The top-ranked gang is placed, if capacity suffices (docs/invariants.md, 16)."""
 
 QUEUE_EMPTY_S = 5.0
 """A queue that fits what is free is empty (docs/invariants.md, 17)."""
