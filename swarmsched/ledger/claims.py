@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 
 from swarmsched.fields import Value
 from swarmsched.ids import JobId
-from swarmsched.ledger.message import ClaimRequest, HoldRequest
+from swarmsched.ledger.message import CLAIM_TTL_S, ClaimRequest, HoldRequest
 from swarmsched.resources import Demand, Free, ranks_that_fit, without
 
 CLAIMS_MAX = 64
+NEWEST_MAX = 1_024
+NEVER = ((0, 0), 0.0)
 
 
 class Claim(Value):
@@ -29,6 +31,8 @@ class Claims:
 
     def __init__(self) -> None:
         self._claims: dict[JobId, Claim] = {}
+        # The newest command about each job's place, and until when older ones may come late, or once more.
+        self._newest: dict[JobId, tuple[tuple[int, int], float]] = {}
 
     @property
     def next_deadline_s(self) -> float:
@@ -43,13 +47,12 @@ class Claims:
     def put(self, request: ClaimRequest, now_s: float) -> bool:
         """Take over a claim, or drop the earlier one where it claims no ranks.  False when there is no room for it.
 
-        One that newer ones have overtaken changes nothing: what is withdrawn and claimed anew at once may arrive so.
+        Late ones and copies change nothing: what was withdrawn already nobody would withdraw again.
         """
-        known = self._claims.get(request.job_id)
-        if known is not None and _number(request) < _number(known.request):
+        if not self._is_news(request, now_s):
             return True
         if not request.ranks:
-            self.drop(request.job_id)
+            self._claims.pop(request.job_id, None)
             return True
         if request.job_id not in self._claims and len(self._claims) >= CLAIMS_MAX:
             return False
@@ -57,9 +60,10 @@ class Claims:
         self._claims[request.job_id] = Claim(request, now_s + request.ttl_s, starts_s)
         return True
 
-    def drop(self, job_id: JobId) -> None:
-        """The job has what it claimed, or wants it no more."""
-        self._claims.pop(job_id, None)
+    def drop(self, request: HoldRequest, now_s: float) -> None:
+        """The job has what it claimed: all that it had claimed before is over."""
+        if self._is_news(request, now_s):
+            self._claims.pop(request.job_id, None)
 
     def drop_if(self, is_over: Callable[[ClaimRequest], bool]) -> None:
         """Those that nobody can use or withdraw any more."""
@@ -71,6 +75,17 @@ class Claims:
         for job_id in lapsed:
             del self._claims[job_id]
         return bool(lapsed)
+
+    def _is_news(self, request: HoldRequest | ClaimRequest, now_s: float) -> bool:
+        """Whether it was sent after all that has come of that job."""
+        number = (request.epoch, request.command_id)
+        if number <= self._newest.get(request.job_id, NEVER)[0]:
+            return False
+        self._newest.pop(request.job_id, None)
+        self._newest[request.job_id] = (number, now_s + CLAIM_TTL_S)
+        while len(self._newest) > NEWEST_MAX or next(iter(self._newest.values()))[1] <= now_s:
+            del self._newest[next(iter(self._newest))]
+        return True
 
     def left_for(self, request: HoldRequest | ClaimRequest, free: Free, now_s: float) -> Free:
         """What of the free resources is not kept from that hold or claim by others' claims."""
@@ -88,10 +103,6 @@ class Claims:
             may_pass = is_hold and (ends_before or _outranks(request, claim.request))
             if job_id != request.job_id and not is_over and not may_pass:
                 yield claim
-
-
-def _number(request: ClaimRequest) -> tuple[int, int]:
-    return (request.epoch, request.command_id)
 
 
 def _outranks(request: HoldRequest | ClaimRequest, claim: ClaimRequest) -> bool:

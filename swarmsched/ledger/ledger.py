@@ -185,7 +185,7 @@ class Ledger:
         durable = booking.persisted()  # encoded before anything is changed
         writes = self._raise_fence(request.job_id, request.epoch, (max(request.attempt, 1) - 1, PART_MOST))
         writes += self._drop_earlier_holds(request, now_s)
-        self._claims.drop(request.job_id)
+        self._claims.drop(request, now_s)
         self._put(booking, now_s)
         self._requests[booking.key] = request
         self._refresh()

@@ -2,7 +2,7 @@ import math
 import random
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from swarmsched.effects import Persist
 from swarmsched.errors import StorageError
 from swarmsched.ids import JobId, NodeId, TaskKey, make_job_id
 from swarmsched.ledger.booking import BookingState
+from swarmsched.ledger.claims import NEWEST_MAX
 from swarmsched.ledger.ledger import FENCE_KEPT_S, STORED_ANSWERS_MAX, Ledger
 from swarmsched.ledger.message import (
     CLAIM_TTL_S,
@@ -626,10 +627,10 @@ TestAnyOrder = LedgerMachine.TestCase
 TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
-def keep_claim(owner, number=1):
-    fields = owner.fields(make_job_id(float(number), random.Random(number)), 1, 1, SHEPHERD, None)
+def keep_claim(owner, number=1, ranks=4, command_id=None):
+    fields = owner.fields(make_job_id(float(number), random.Random(number)), 1, 1, SHEPHERD, command_id)
     claim = ClaimRequest(
-        **fields, ranks=4, demand=Demand(gpus=1), policy_id="fifo", rank_key=(0,),
+        **fields, ranks=ranks, demand=Demand(gpus=1), policy_id="fifo", rank_key=(0,),
         submitted_utc_s=0.0, starts_within_s=0.0,
     )  # fmt: skip
     owner.keep(owner.ledger.claim(claim, owner.now_s))
@@ -645,19 +646,30 @@ def test_a_claim_that_is_not_renewed_lapses_and_keeps_nothing_awake(owner):
     assert owner.hold(make_job_id(98.0, random.Random(98))).refusal is Refusal.NONE
 
 
-def test_a_withdrawal_that_a_newer_claim_has_overtaken_changes_nothing(owner):
-    def request(command_id, ranks):
-        fields = owner.fields(JOB, 1, 1, SHEPHERD, None) | {"command_id": command_id}
-        return ClaimRequest(
-            **fields, ranks=ranks, demand=Demand(gpus=1), policy_id="fifo", rank_key=(0,),
-            submitted_utc_s=0.0, starts_within_s=0.0,
-        )  # fmt: skip
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_what_is_kept_is_what_the_newest_command_says_in_whatever_order_and_however_often_they_come(data):
+    """A network may deliver late and twice.  A withdrawal, or a hold, ends all claims that were sent before it."""
+    owner, sent = Owner(), data.draw(st.lists(st.sampled_from(["claim", "withdrawal", "hold"]), min_size=1, max_size=5))
+    newest = -1
+    for number in data.draw(st.lists(st.integers(0, len(sent) - 1), max_size=12)):
+        newest = max(newest, number)
+        if sent[number] == "hold":
+            owner.hold(OTHER, attempt=1 + number, command_id=1 + number)
+        else:
+            ranks = 4 if sent[number] == "claim" else 0
+            keep_claim(owner, 1, ranks=ranks, command_id=1 + number)
+        owner.now_s += 1.0
+        assert (OTHER in owner.ledger.claims) == (sent[newest] == "claim"), (sent, number)
 
-    for claim in (request(8, 4), request(7, 0)):
-        owner.keep(owner.ledger.claim(claim, owner.now_s))
-    assert owner.ledger.claims == (JOB,)
-    owner.keep(owner.ledger.claim(request(9, 0), owner.now_s))
-    assert owner.ledger.claims == ()
+
+def test_only_so_many_commands_about_claims_are_remembered_and_for_as_long_as_a_claim_lasts(owner):
+    for number in range(2, NEWEST_MAX + 10):
+        keep_claim(owner, number, ranks=0)
+    assert len(owner.ledger._claims._newest) == NEWEST_MAX
+    owner.now_s += CLAIM_TTL_S
+    keep_claim(owner, 1, ranks=0)
+    assert len(owner.ledger._claims._newest) == 1
 
 
 def test_a_refusal_that_names_many_claims_can_still_be_told(owner):

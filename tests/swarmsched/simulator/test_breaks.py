@@ -16,7 +16,7 @@ FIVE, THREE = StoryOptions(nodes=5), StoryOptions(nodes=3)
 
 NOTICED = {
     "quorum-of-one": (FIVE, {"3", "4", "8"}),
-    "no-epoch-check": (StoryOptions(nodes=5, fault_classes=("restart", "replay")), {"2"}),
+    "no-epoch-check": (StoryOptions(nodes=3, fault_classes=("restart", "replay")), {"2"}),
     "unilateral-withdrawal": (FIVE, {"9"}),
     "launch-before-commits": (FIVE, {"5", "machines"}),
     "wall-clock-leases": (FIVE, {"attempts", "3", "14", "ended"}),
