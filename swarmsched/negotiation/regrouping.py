@@ -367,12 +367,19 @@ def _hanging(live: Mapping[int, TaskStatus]) -> set[int]:
 
 
 def is_over(job: ShepherdState) -> bool:
-    """Whether those who trained have come to the end, and newcomers say that they wait for them."""
+    """Whether the training has come to its end, and none is left but newcomers: nobody could take them in any more.
+
+    Those that are members already say first that they wait for the others, who may not have been heard of yet.
+    """
     record, gang = job.decided, job.gang
-    tasks = [task for share in record.members if (task := gang.tasks.get(share.place)) is not None]
-    waiting = [task for task in tasks if task.stage is not TaskStage.EXITED and task.worker.problem]
-    has_end = record.world.has_trained and any(is_clean(task) for task in tasks)
-    return bool(has_end and waiting) and ELASTIC.is_ended_by((), gang, record)
+    tasks = [_task(job, share) for share in record.members]
+    left = [task for task in tasks if task is None or task.stage is not TaskStage.EXITED]
+    if not any(task is not None and is_clean(task) for task in tasks):
+        return False
+    if not left:
+        return True
+    is_waited = any(task is not None and task.worker.problem for task in left)
+    return record.world.has_trained and is_waited and ELASTIC.is_ended_by((), gang, record)
 
 
 def _parted(job: ShepherdState) -> tuple[list[Share], bool]:

@@ -450,6 +450,10 @@ BREAKS: Mapping[str, Break] = {
     "hanging-member-kept": Break(
         "a worker that hangs is waited for", patches={(regrouping, "_hanging"): lambda original: lambda live: set()}
     ),
+    "newcomers-kept": Break(
+        "newcomers outlive the training that they came for",
+        patches={(regrouping, "is_over"): lambda original: lambda job: False},
+    ),
     "anybody-stopped": Break(
         "a job that cannot be stopped is stopped for others", patches={(JobView, "can_be_stopped"): _of_all_that_run}
     ),

@@ -499,6 +499,7 @@ class TaskModel:
                 self._exit_later(task, RankExit(rank, 0), SWITCH_S + waits_s)
         elif does.refuses:
             self._say(task, state=WorkerState.REFUSED)
+            task.is_waiting = False
             self._exit_later(task, RankExit(rank, 1), SWITCH_S)
         elif any(other.is_still and other.order.part in members for _, other in self._trainers(task)):
             self._says_that_it_waits(task, in_switch=True)
@@ -659,9 +660,15 @@ class TaskModel:
         task.ends[rank] = (end_s, timer, rank_exit)
 
     def _exited(self, task: RunningTask, rank_exit: RankExit) -> None:
-        if task.plans.pop(rank_exit.rank, None) is None:
+        if rank_exit.rank not in task.plans:
             return
         task.ends.pop(rank_exit.rank, None)
+        is_clean = not (rank_exit.exit_code or rank_exit.signal)
+        if is_clean and task.order.part and task.worker.state in (WorkerState.UNKNOWN, WorkerState.READY):
+            task.is_waiting = True  # who has not trained waits for a world that names it, for as long as there is none
+            task.left_s[rank_exit.rank] = (0.0, rank_exit)
+            return
+        del task.plans[rank_exit.rank]
         task.left_s.pop(rank_exit.rank, None)
         task.exits.append(rank_exit)
         self._tell(RankExited.about(task.key, rank_exit))
@@ -732,7 +739,7 @@ class TaskModel:
         self._go_on(task)
         self._watch(task, TaskChange.THAWED)
         self._tell(TaskFreezeChanged.about(task.key, is_frozen=False))
-        if task.is_waiting:
+        if task.is_waiting and task.worker.trains:
             self._loop.post_later(WAITS_S, self._says_that_it_waits, task)
         if task.worker.address:  # its agent may have started again meanwhile
             self._loop.post_later(ASKS_AGAIN_S, self._ask_again, task)

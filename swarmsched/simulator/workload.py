@@ -399,7 +399,8 @@ def behave(order: TaskOrder, rank: int) -> RankPlan:
 
 def _worker(duration_s: float, rank: int, *, is_first: bool, hangs: bool) -> RankPlan:
     """In the first attempt one of the first stands still for ever, or hangs.  Of those that come later, some die,
-    refuse the world that names them, or never are ready for one; some hear late of worlds, or do not leave."""
+    refuse the world that names them, or never are ready for one; some are ready only when the others are done, hear
+    late of worlds, or do not leave."""
     if rank == 1 and is_first:
         return RankPlan(duration_s, stands_still_s=0.5 * duration_s, hangs=hangs, checkpoint_period_s=WORKER_SAVES_S)
     match rank % 8:
@@ -409,6 +410,8 @@ def _worker(duration_s: float, rank: int, *, is_first: bool, hangs: bool) -> Ran
             return RankPlan(0.4 * duration_s, 9, checkpoint_period_s=WORKER_SAVES_S)
         case 5:
             return RankPlan(duration_s, refuses=True)
+        case 6:
+            return RankPlan(duration_s, ready_s=0.9 * duration_s)
         case 7:
             return RankPlan(0.8 * duration_s, 1, ready_s=FOR_EVER_S)
         case _:

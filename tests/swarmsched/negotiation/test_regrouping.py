@@ -252,6 +252,23 @@ def test_newcomers_that_come_when_the_training_is_over_are_ended_and_the_job_is_
     assert (training.record.end_reason, training.record.exit_code) == (EndReason.COMPLETED, 0)
 
 
+@pytest.mark.parametrize("how_far", ["held", "launched", "ready"])
+def test_newcomers_that_are_members_of_no_world_yet_are_ended_too_once_the_members_are_done(training, how_far):
+    training.wish((A, 2), (B, 1), (C, 1))
+    if how_far == "held":
+        training.granted(HoldRequest)
+    else:
+        training.join()
+    for part in (1, 2, 3):
+        training.leaves(part)
+    if how_far == "ready":
+        training.ready(4)
+    assert training.record.state is JobState.RUNNING, "there may be processes of the newcomer"
+    assert (C, 4) in [(node, request.part) for node, request in training.take(StopRequest)]
+    training.dies(4, signal=15)
+    assert (training.record.end_reason, training.record.exit_code) == (EndReason.COMPLETED, 0)
+
+
 @pytest.mark.parametrize("late", [TaskStage.STARTED, TaskStage.EXITED])
 def test_a_report_that_was_overtaken_by_a_newer_one_changes_nothing(training, late):
     """A worker that has died does not come to life again, and one that trains in a world not to the one before."""

@@ -36,7 +36,7 @@ NOTICED = {
     "unnamed-newcomers": (THREE, {"worlds", "5", "machines"}),
     "parts-again": (THREE, {"worlds"}),
     "lost-node-forgotten": (THREE, {"worlds", "attempts"}),
-    "still-member-kept": (THREE, {"ended"}),
+    "still-member-kept": (THREE, {"worlds", "ended"}),
     "lost-connection-kept": (StoryOptions(nodes=3, fault_classes=("lost-connection",)), {"worlds", "ended"}),
     "killed-gang-fails": (StoryOptions(nodes=3, fault_classes=("killed-workers",)), {"worlds"}),
     "neighbours-killed": (StoryOptions(nodes=3, fault_classes=("killed-shim",)), {"worlds"}),
@@ -47,6 +47,7 @@ NOTICED = {
     "nodes-fault-ends-jobs": (StoryOptions(nodes=5, fault_classes=("failing-starts",)), {"starts"}),
     "failing-node-offers": (StoryOptions(nodes=5, fault_classes=("failing-starts",)), {"starts"}),
     "hanging-member-kept": (THREE, {"ended"}),
+    "newcomers-kept": (THREE, {"worlds", "ended"}),
     "anybody-stopped": (THREE, {"stops"}),
     "former-first-commits": (StoryOptions(nodes=3, fault_classes=("pause",)), {"6"}),
 }
