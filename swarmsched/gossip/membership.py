@@ -455,11 +455,26 @@ class Membership:
             self._adopt(replace(known, is_conflict=True))
         elif update.key == known.key and known.standing is Standing.SUSPECT:
             self._confirm(update)
+        elif update.key == known.key and _is_news_of_conflict(update, known):
+            self._hear_of_namesake(update, known)
         elif update.standing is Standing.ALIVE and (
             update.generation < known.generation
             or known.standing >= Standing.FAILED
             or (update.generation == known.generation and _is_news_of_conflict(update, known))
         ):
+            self._outbox.correct(update.node)
+
+    def _hear_of_namesake(self, update: Update, known: Update) -> None:
+        """Two lives of one member have made the same claim, as after a lost disk: whoever made it hears of the other.
+
+        One of them wins wherever they meet: two that correct one another of it would never come to an end.
+        """
+        if update.standing is not Standing.ALIVE:
+            return
+        if update.instance_id > known.instance_id:
+            self._adopt(update)
+            self._outbox.send(update.address, Gossip((known,)))
+        else:
             self._outbox.correct(update.node)
 
     def _hear_of_self(self, update: Update, *, is_answer: bool) -> None:

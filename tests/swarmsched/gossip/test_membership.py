@@ -1,5 +1,6 @@
 """One `Membership`: events in, effects out."""
 
+import itertools
 import math
 import random
 
@@ -407,6 +408,38 @@ def test_who_knows_of_a_conflict_is_not_told_of_the_other_holder_again_and_again
     assert driver.sent(Gossip) == []
     driver.hear(replace(other, is_conflict=False))
     assert len(driver.sent(Gossip)) == 1
+
+
+def test_of_two_lives_with_the_same_claim_one_is_known_everywhere_and_it_hears_of_the_other() -> None:
+    first, second = (replace(claim("b"), instance_id=each * 16) for each in (b"1", b"2"))
+    driver = Driver("a")
+    driver.hear(first)
+    driver.hear(second)
+    assert (second.address, Gossip((first,))) in driver.sent(Gossip)
+    driver.hear(first)
+    assert (SOURCE, Gossip((second,))) in driver.sent(Gossip)
+
+
+def test_two_that_correct_one_another_come_to_an_end_whatever_they_know() -> None:
+    claims = [
+        replace(claim("b", standing, incarnation, is_conflict=is_conflict), instance_id=instance * 16)
+        for standing in (ALIVE, SUSPECT, FAILED)
+        for incarnation in (0, 1)
+        for is_conflict in (False, True)
+        for instance in (b"1", b"2")
+    ]
+    for one, other in itertools.product(claims, repeat=2):
+        pair = {SOURCE: Driver(), ("10.0.0.8", 8): Driver()}
+        (here, first), (there, second) = pair.items()
+        first.hear(one)
+        second.hear(other)
+        source, target, told = here, there, [Gossip((one,))]
+        for _ in range(8):
+            for each in told:
+                pair[target].receive(each, source)
+            told = [gossip for where, gossip in pair[target].sent(Gossip) if where == source and told]
+            source, target = target, source
+        assert not told, f"one knows {one}, the other {other}"
 
 
 def test_old_news_of_a_sender_about_a_dead_or_newer_member_is_corrected_directly() -> None:
