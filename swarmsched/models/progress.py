@@ -8,7 +8,7 @@ keep this beside the tasks that they run.
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
 from swarmsched.estimate import BATCH_MOST, Estimate, NoisePoint, SpeedPoint
@@ -31,6 +31,13 @@ STEPS_MOST = 1e15
 """More than anybody will train."""
 ERROR_MOST = 1e6
 """Relative; one of what is nearly done could be of any size."""
+CLOCK_S, LATE_S, CLOCK_ERROR = 10.0, 1.0, 0.1
+"""Over at least so many seconds a job's clock is compared with that of its agent; between two looks it may come to be
+late or early by so many, as reports are, and by so much of the time that went by."""
+CONTRADICTS = 1.5
+"""Times by which two figures that should agree may differ."""
+ANEW = 2.0
+"""Whoever has come so many times as far as it said that there was to go was wrong about its end."""
 
 
 class End(NamedTuple):
@@ -112,11 +119,36 @@ class Pace:
         self._shortest_s *= 2.0
 
 
+@dataclass(slots=True)
+class ScriptClock:
+    """A job's clock, beside that of whoever hears its reports: once it has run apart from it twice, one look after the
+    other and in one direction, it is wrong for good.  A report that is late once is early afterwards."""
+
+    is_wrong: bool = False
+    _last: tuple[float, float] | None = None  # by both
+    _late_s: float = 0.0  # if the last look saw them apart
+
+    def time_s(self, told_s: float, heard_s: float) -> float:
+        """When a report was true that tells the one and was heard at the other moment."""
+        if self.is_wrong:
+            return heard_s
+        last_told_s, last_heard_s = self._last = self._last or (told_s, heard_s)
+        passed_s = heard_s - last_heard_s
+        if passed_s >= CLOCK_S:
+            late_s = passed_s - (told_s - last_told_s)
+            is_apart = abs(late_s) > LATE_S + CLOCK_ERROR * passed_s
+            self.is_wrong = is_apart and late_s * self._late_s > 0.0
+            self._late_s, self._last = late_s if is_apart else 0.0, (told_s, heard_s)
+        return heard_s if self.is_wrong else told_s
+
+
 class Progress:
     """What one task's ranks have reported.  Of each figure the lowest rank that tells it counts."""
 
     def __init__(self) -> None:
         self._figures: dict[str, float] = {}
+        self._declared: dict[str, tuple[float, float]] = {}  # by total: it and its count when it was told first
+        self._clock = ScriptClock()
         self._ranks: dict[str, int] = {}
         self._paces = {name: Pace() for name in COUNTS}
         self._curve = LossCurve()
@@ -132,13 +164,19 @@ class Progress:
         """The lowest that reports."""
         return min(self._ranks.values(), default=0)
 
-    def take(self, rank: int, figures: Mapping[str, float], at_s: float) -> list[str]:
-        """Take in names of `FIGURES` with good values; what is odd about them: `backward`, `frozen`.
+    def take(self, rank: int, figures: Mapping[str, float], at_s: float, heard_s: float | None = None) -> list[str]:
+        """Take in names of `FIGURES` with good values; what is odd about them: `backward`, `frozen`, `clock`,
+        `contradiction`.
 
-        `at_s` is on a clock of the caller's that all ranks share.
+        `at_s` is when they were true, as the rank has it, and `heard_s` (else the same) when the caller heard of them,
+        by whose clock paces are told once the rank's is wrong.
         """
+        if heard_s is not None and rank <= self.rank:
+            at_s = self._time_s(at_s, heard_s)
+        odd = ["clock"] * self._clock.is_wrong
         self._newest_s = at_s = max(self._newest_s, at_s)
-        odd = []
+        if figures.get("global_batch", self.global_batch) != self.global_batch:
+            self.regroup()
         counting = {name: value for name, value in figures.items() if rank <= self._ranks.get(name, rank)}
         for name, value in counting.items():
             is_other = rank < self._ranks.get(name, rank)
@@ -151,7 +189,20 @@ class Progress:
                 self._curve = LossCurve()
         if "loss" in counting and "step" in self._figures:
             self._curve.observe(self._figures["step"], counting["loss"])
+        if "backward" in odd:
+            self._declared.clear()
+        for total, count in TOTALS.items():
+            if {total, count} <= self._figures.keys():
+                self._declared.setdefault(total, (self._figures[total], self._figures[count]))
+        odd += ["contradiction"] * bool(self.contradiction)
         return sorted(set(filter(None, odd)))
+
+    def _time_s(self, told_s: float, heard_s: float) -> float:
+        """When a report was true; all paces begin anew where that is by another clock from now on."""
+        was_wrong, at_s = self._clock.is_wrong, self._clock.time_s(told_s, heard_s)
+        if self._clock.is_wrong and not was_wrong:
+            self.regroup()
+        return min(at_s, heard_s)
 
     def regroup(self) -> None:
         """Others train from now on: how fast they are is measured anew."""
@@ -177,12 +228,41 @@ class Progress:
     def end(self) -> End | None:
         """By what was declared, or where the loss will come down to its target; None where neither tells."""
         for total, count in TOTALS.items():
-            if {total, count} <= self._figures.keys():
+            if {total, count} <= self._figures.keys() and not self._recedes(total):
                 at = self._figures[total]
                 return End(total, count, at, at, at)
         target = self._figures.get("target_loss")
         reach = self._curve.reach(target) if target else None
         return End("target_loss", "step", *reach) if reach else None
+
+    @property
+    def contradiction(self) -> str:
+        """Which figures say something against one another, in words; empty where none do."""
+        figures, parts = self._figures, {}
+        for total, count in TOTALS.items():
+            there, at = figures.get(count), figures.get(total)
+            if there is None or not at:
+                continue
+            if there > at * 1.01:
+                return f"{count} {there:g} is beyond {total} {at:g}"
+            if self._recedes(total):
+                before, began = self._declared[total]
+                return f"{total} was {before:g} at {count} {began:g}, and is {at:g} at {count} {there:g}"
+            parts[f"{count} {there:g} of {at:g}"] = there / at
+        if len(parts) > 1 and max(parts.values()) > CONTRADICTS * min(parts.values()) > 0.0:
+            return " and ".join(parts)
+        step_s, samples_per_s, batch = self.step_s, self.samples_per_s, self.global_batch
+        if step_s and samples_per_s and batch:
+            seen = step_s * samples_per_s
+            if max(seen, batch) > CONTRADICTS * min(seen, batch):
+                return f"a step has {seen:.3g} samples, and global_batch is {batch}"
+        return ""
+
+    def _recedes(self, total: str) -> bool:
+        """Whether an end that was declared has gone away from whoever went towards it."""
+        before, began = self._declared.get(total, (inf, 0.0))
+        at, there = self._figures[total], self._figures[TOTALS[total]]
+        return at > before and there - began > ANEW * max(before - began, 1.0)
 
     @property
     def ratio(self) -> float | None:

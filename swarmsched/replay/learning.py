@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from swarmsched.estimate import Configuration, Estimate, NoisePoint, SpeedPoint
 from swarmsched.ids import JobId
+from swarmsched.models.progress import CLOCK_S, ScriptClock
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NOISE_MOST
 from swarmsched.replay.physics import ProfiledPhysics
@@ -122,7 +123,13 @@ class LearnedKnowledge:
         return _Measured(place, time.step_s * factor, time.sync_s * factor, batch, noise)
 
     def _lie(self, job: ReplayJob) -> float:
-        return random.Random(f"{self._seed} {job.job_id}").lognormvariate(0.0, self._lies) if self._lies else 1.0
+        """By which its steps are told wrong, where its agent believes that."""
+        if not self._lies:
+            return 1.0
+        factor, clock = random.Random(f"{self._seed} {job.job_id}").lognormvariate(0.0, self._lies), ScriptClock()
+        for look_s in (0.0, CLOCK_S, 2.0 * CLOCK_S):
+            clock.time_s(look_s * factor, look_s)
+        return 1.0 if clock.is_wrong else factor
 
     def _rated(self, job: ReplayJob, physics: RatedPhysics) -> _Measured | None:
         """Nothing is known of the gradient, nor of the parts of a step; nothing at all where it makes none."""

@@ -501,6 +501,8 @@ def test_a_job_that_takes_several_sizes_is_shown_with_its_model_and_why_it_has_t
         "remaining_seconds": 90.0,
         "remaining_seconds_low": 80.0,
         "remaining_seconds_high": 101.0,
+        "oddities": {"contradiction": 3},
+        "problem": "contradiction: step 40 is beyond total_steps 30",
     }
     agent.answers[f"GET /v1/jobs/{HANDLE}/why"] = {
         "handle": HANDLE,
@@ -515,6 +517,7 @@ def test_a_job_that_takes_several_sizes_is_shown_with_its_model_and_why_it_has_t
         f"Job {HANDLE} is running: takes 1 to 4 ranks and has 2\n"
         "It needs 1 to 4 ranks with 2 GPUs each.\n"
         "Left: 1:30 (1:20 to 1:41), by the declared steps.\n"
+        "Odd about its reports: 3 contradiction; contradiction: step 40 is beyond total_steps 30.\n"
         "Free now: 0 of 8 GPUs on 2 nodes.\n" + TABLE
     )
 

@@ -23,7 +23,7 @@ FIGURE_MOST = 1e15
 TRAINED = ("loss", "grad_noise")  # figures that become NaN when training goes wrong
 STAMP_AGE_MOST_S = 60.0
 TELL_EVERY_S = 5.0
-ODDITIES = ("backward", "bad_type", "frozen", "not_finite", "out_of_range", "too_many")
+ODDITIES = ("backward", "bad_type", "clock", "contradiction", "frozen", "not_finite", "out_of_range", "too_many")
 """What is counted beside the reports that were taken."""
 
 
@@ -133,10 +133,14 @@ class TaskReports:
     def _take(self, reported: Reported, rank: int, figures: Mapping[str, float], stamp: object) -> None:
         self.counters["taken"] += 1
         reported.reported_utc_s = self._clock()
-        before = dict(reported.progress.figures)
-        for oddity in reported.progress.take(rank, figures, self._moment(stamp)):
+        before, now_s, progress = dict(reported.progress.figures), self._now(), reported.progress
+        for oddity in progress.take(rank, figures, self._moment(reported, stamp, now_s), now_s):
             grown = ", ".join(f"{name} {before.get(name, 0.0):g} -> {figures[name]:g}" for name in figures)
-            self._note(reported, oddity, f"{oddity}: {grown}")
+            told = {
+                "contradiction": progress.contradiction,
+                "clock": "that of the script runs apart from this node's, by which paces are told",
+            }
+            self._note(reported, oddity, f"{oddity}: {told.get(oddity, grown)}")
 
     def _tell_news(self, key: TaskKey, reported: Reported) -> None:
         order = self._order_of(key)
@@ -150,11 +154,15 @@ class TaskReports:
             reported.told, reported.told_s = estimate, self._now()
             self._tell(key, estimate, batch)
 
-    def _moment(self, stamp: object) -> float:
+    def _moment(self, reported: Reported, stamp: object, now_s: float) -> float:
         """When it was true, by CLOCK_MONOTONIC, which ranks and agent share; else the moment at which it came."""
-        now_s = self._now()
         if isinstance(stamp, int | float) and now_s - STAMP_AGE_MOST_S <= stamp <= now_s:
             return stamp
+        if stamp is not None:
+            kept = "the moment at which a report comes counts in its place"
+            self._note(
+                reported, "clock", f"clock: time {shown(stamp)} is not of the last {STAMP_AGE_MOST_S:g} s; {kept}"
+            )
         return now_s
 
     def _note(self, reported: Reported, kind: str, problem: str) -> None:

@@ -193,12 +193,17 @@ def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if speed:
         yield "Speed", ", ".join(speed)
     yield "Remaining", remaining(progress)
-    odd = ", ".join(f"{count} {kind}" for kind, count in sorted((progress.get("oddities") or {}).items()))
-    newest = f" ({odd}{'; ' * bool(progress.get('problem'))}{plain(progress.get('problem') or '')})" if odd else ""
+    newest = f" ({odd})" if (odd := oddities(progress)) else ""
     if progress.get("reported_at"):
         yield "Reported", f"{show_time(progress['reported_at'])} by rank {progress.get('rank')}{newest}"
     elif newest:
         yield "Reported", f"nothing that could be taken{newest}"
+
+
+def oddities(progress: Mapping[str, Any]) -> str:
+    """What was odd about its reports: how often what, and the newest problem in words; empty for nothing."""
+    odd = ", ".join(f"{count} {kind}" for kind, count in sorted((progress.get("oddities") or {}).items()))
+    return f"{odd}{'; ' * bool(progress.get('problem'))}{plain(progress.get('problem') or '')}" if odd else ""
 
 
 def _of_total(progress: Mapping[str, Any], name: str) -> str:

@@ -8,7 +8,7 @@ from swarm_client.annotations import Any
 from swarm_client.cli.model import model_lines
 from swarm_client.cli.nodes import natural
 from swarm_client.cli.session import Session, one_positional
-from swarm_client.cli.status import needs, remaining
+from swarm_client.cli.status import needs, oddities, remaining
 from swarm_client.failure import OK
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command
@@ -46,6 +46,8 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"It needs {needs(report['needs'])}{_total(report['needs'])}."
     if report.get("progress"):
         yield f"Left: {remaining(report['progress'])}."
+        if report["progress"].get("problem"):
+            yield f"Odd about its reports: {oddities(report['progress'])}."
     free = report.get("free") or {}
     gpus = f"{free.get('gpus', 0)} of {free.get('total_gpus', 0)} GPUs"
     yield f"Free now: {gpus} on {show_count(free.get('nodes', 0), 'node')}."

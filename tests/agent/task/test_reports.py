@@ -137,6 +137,21 @@ async def test_a_moment_that_was_sent_counts_unless_it_cannot_be(desk) -> None:
     await desk.tell(step=3, time=float("nan"))
     await desk.tell(step=4, time=3.0)
     assert known(desk).progress._newest_s == 1_005.0
+    assert (known(desk).oddities["clock"], known(desk).problem.split(";")[0]) == (
+        3,
+        "clock: time 3.0 is not of the last 60 s",
+    )
+
+
+async def test_a_clock_that_runs_apart_and_figures_that_contradict_one_another_are_counted_and_told(desk) -> None:
+    """A step a second; the script's clock runs at half speed."""
+    for step in range(40):
+        await desk.tell(step=step, time=1_000.0 + step / 2)
+    assert known(desk).progress.step_s == 1.0
+    assert known(desk).oddities["clock"] > 10
+    assert known(desk).problem.startswith("clock: that of the script runs apart from this node's")
+    await desk.tell(step=40, total_steps=30)
+    assert known(desk).problem == "contradiction: step 40 is beyond total_steps 30"
 
 
 async def test_a_task_that_is_over_is_told_so_and_forgotten(desk) -> None:

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
 from swarmsched.models.fit import fit_speed
-from swarmsched.models.progress import BLOCK_S, BLOCKS_FOR_INTERVAL, BLOCKS_LIMIT, FIGURES, GOALS, Pace, Progress
+from swarmsched.models.progress import (
+    BLOCK_S,
+    BLOCKS_FOR_INTERVAL,
+    BLOCKS_LIMIT,
+    CLOCK_S,
+    FIGURES,
+    GOALS,
+    Pace,
+    Progress,
+    ScriptClock,
+)
 from swarmsched.models.speed import SpeedModel
 from swarmsched.wire.codec import encode_value
 
@@ -212,6 +222,79 @@ def test_live_points_fit_as_those_of_replays_do():
     assert predicted == pytest.approx(truth.step_time(2, 1, 96).step_s, rel=0.2)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.7, 1.5, 10.0])
+def test_a_clock_that_runs_at_another_rate_is_not_gone_by(rate):
+    """A step a second by the agent's clock."""
+    progress = Progress()
+    found = [progress.take(0, {"step": step}, step * rate, float(step)) for step in range(60)]
+    assert progress.step_s == 1.0
+    assert found[-1] == ["clock"]
+    assert found[: int(CLOCK_S)] == [[]] * int(CLOCK_S)
+
+
+def test_reports_that_come_late_at_times_are_of_a_good_clock():
+    """An agent that stood still for half a minute, and one that hears each report up to a second late."""
+    for late_s in (lambda step: 30.0 * (step in (20, 21)), lambda step: step % 7 / 7):
+        progress = Progress()
+        told = [progress.take(0, {"step": step}, float(step), step + late_s(step)) for step in range(60)]
+        assert not any(told)
+        assert progress.step_s == 1.0
+
+
+def test_a_clock_that_jumps_once_goes_on_and_one_that_jumps_again_and_again_does_not():
+    once, often = ScriptClock(), ScriptClock()
+    for second in range(0, 120, 5):
+        once.time_s(second - 40.0 * (second > 30), second)
+        often.time_s(second * 0.2 + 30.0 * (second // 55), second)
+    assert (once.is_wrong, often.is_wrong) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("figures", "problem"),
+    [
+        ({"step": 100, "total_steps": 100, "epoch": 3.0, "total_epochs": 3}, ""),
+        ({"step": 120, "total_steps": 100}, "step 120 is beyond total_steps 100"),
+        ({"epoch": 4, "total_epochs": 3}, "epoch 4 is beyond total_epochs 3"),
+        (
+            {"step": 50, "total_steps": 100, "epoch": 1, "total_epochs": 20},
+            "step 50 of 100 and epoch 1 of 20",
+        ),
+        ({"step": 0, "total_steps": 100, "epoch": 0.5, "total_epochs": 20}, ""),
+    ],
+)
+def test_figures_that_contradict_one_another_are_told(figures, problem):
+    progress = Progress()
+    assert progress.take(0, figures, 0.0) == ["contradiction"] * bool(problem)
+    assert progress.contradiction == problem
+
+
+def test_a_batch_that_is_not_the_samples_of_a_step_is_told():
+    """Samples of one rank of four, and a global batch of 256."""
+    progress = trained(batch=64, global_batch=256)
+    assert progress.contradiction == "a step has 64 samples, and global_batch is 256"
+    assert trained(batch=256, global_batch=256).contradiction == ""
+
+
+def test_of_another_batch_all_is_measured_anew():
+    progress = trained(batch=256, global_batch=256)
+    for step in (41, 42):
+        progress.take(0, {"step": step, "samples": 40 * 256 + (step - 40) * 512, "global_batch": 512}, step * 0.9)
+    assert (progress.step_s, progress.contradiction) == (pytest.approx(0.9), "")
+
+
+def test_an_end_that_goes_away_from_whoever_goes_towards_it_is_not_believed():
+    """One step is left, always; and another job has its end put off once, and goes on towards it."""
+    liar, late = Progress(), Progress()
+    for step in range(100):
+        told = liar.take(0, {"step": step, "total_steps": step + 1}, float(step))
+        late.take(0, {"step": step, "total_steps": 60 if step < 30 else 110}, float(step))
+    assert (told, liar.end, liar.estimate(1, 1).remaining) == (["contradiction"], None, 0.0)
+    assert liar.contradiction == "total_steps was 1 at step 0, and is 100 at step 99"
+    assert (late.end.at, late.contradiction) == (110, "")
+    liar.take(0, {"step": 3, "total_steps": 50}, 100.0)
+    assert liar.end.at == 50
+
+
 odd = st.sampled_from([5e-324, 1e-300, 1e-9, 0.1, 1, 2, 1e15])
 values = st.one_of(st.integers(0, 10**15), st.floats(0, 1e15), odd)
 reports = st.tuples(st.integers(0, 3), st.dictionaries(st.sampled_from(FIGURES), values), st.floats(-1e9, 1e9))
@@ -221,8 +304,10 @@ reports = st.tuples(st.integers(0, 3), st.dictionaries(st.sampled_from(FIGURES),
 @given(st.lists(reports, max_size=30))
 def test_no_order_of_reports_does_harm(told):
     progress = Progress()
-    for rank, figures, at_s in told:
-        assert set(progress.take(rank, figures, at_s)) <= {"backward", "frozen"}
+    for heard_s, (rank, figures, at_s) in enumerate(told):
+        odd = progress.take(rank, figures, at_s, 60.0 * heard_s if rank else None)
+        assert set(odd) <= {"backward", "clock", "contradiction", "frozen"}
+        assert ("contradiction" in odd) == bool(progress.contradiction)
         for rate in (progress.step_s, progress.samples_per_s):
             assert rate is None or 0 < rate < inf
         if all(progress.figures.get(name, 1) for name in GOALS) and (left := progress.remaining):
