@@ -25,6 +25,9 @@ class Knowledge(Protocol):
     def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
         """What planners are told in place of what its card tells."""
 
+    def counted(self, job: ReplayJob) -> float:
+        """Steps of the first batch that it has made, as its card tells once it has ended."""
+
 
 class NothingKnown:
     """As for jobs that do not report."""
@@ -36,6 +39,10 @@ class NothingKnown:
     def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
         """Nothing either."""
         return told
+
+    def counted(self, job: ReplayJob) -> float:
+        """All of them."""
+        return job.progress
 
 
 class PerfectKnowledge:
@@ -70,6 +77,10 @@ class PerfectKnowledge:
             remaining=max(0.0, profile.total_progress - job.progress),
             gpu="+".join(sorted(profile.classes)) if self._usual_class else "",
         )
+
+    def counted(self, job: ReplayJob) -> float:
+        """All of them."""
+        return job.progress
 
 
 def _in_seconds(job: ReplayJob, left_s: float) -> Estimate:

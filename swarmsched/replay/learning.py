@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from swarmsched.estimate import Configuration, Estimate, NoisePoint, SpeedPoint
 from swarmsched.ids import JobId
-from swarmsched.models.progress import CLOCK_S, ScriptClock
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NOISE_MOST
 from swarmsched.replay.physics import ProfiledPhysics
@@ -73,7 +72,7 @@ class LearnedKnowledge:
 
     def __init__(self, seed: int, *, declares: bool, spread: float = 0.05, lies: float = 0.0) -> None:
         """`spread`: standard deviation of the logarithm of what is reported; `lies`: that of a factor by which each job
-        always tells its steps wrong."""
+        always counts its steps wrong: they seem as much faster, and what its user declared as much nearer."""
         self._rng = random.Random(seed)
         self._declares = declares
         self._spread = spread
@@ -84,13 +83,13 @@ class LearnedKnowledge:
         """The mean of what it has measured where it is, as its agent would send it."""
         measured = self._measured(job)
         if measured is None:
-            return Estimate(done=job.progress)
+            return Estimate(done=self.counted(job))
         own = self._own.setdefault(job.job_id, _Own(measured.noise))
         return Estimate(
             points=(own.point(measured, job.slowed),),
             noise=(NoisePoint(measured.batch, own.noise),) if own.noise else (),
             remaining=self._declared(job),
-            done=job.progress,
+            done=self.counted(job),
             is_partial=True,
         )
 
@@ -101,8 +100,12 @@ class LearnedKnowledge:
             return told
         return replace(told or Estimate(is_prior=True), remaining=declared)
 
+    def counted(self, job: ReplayJob) -> float:
+        """By its script, right or wrong."""
+        return job.progress * self._miscount(job)
+
     def _declared(self, job: ReplayJob) -> float:
-        return max(0.0, job.physics.total - job.progress) if self._declares else 0.0
+        return max(0.0, job.physics.total - self.counted(job)) if self._declares else 0.0
 
     def _measured(self, job: ReplayJob) -> _Measured | None:
         """None for a job without a profile, and with a batch that its ranks cannot be dealt."""
@@ -115,27 +118,22 @@ class LearnedKnowledge:
         if dealt is None:
             return None
         time = slower(physics.profile.step_time(job.shape, dealt.local_batch), job.slowed)
-        factor = self._rng.lognormvariate(0.0, self._spread) * self._lie(job)
+        factor = self._rng.lognormvariate(0.0, self._spread) / self._miscount(job)
         batch = dealt.batch(job.ranks)
         exact = physics.profile.noise(batch, physics.profile.epoch_at(job.progress))
         noise = min(NOISE_MOST, exact * self._rng.lognormvariate(0.0, self._spread))
         place = (job.ranks, len(job.shape), dealt.local_batch)
         return _Measured(place, time.step_s * factor, time.sync_s * factor, batch, noise)
 
-    def _lie(self, job: ReplayJob) -> float:
-        """By which its steps are told wrong, where its agent believes that."""
-        if not self._lies:
-            return 1.0
-        factor, clock = random.Random(f"{self._seed} {job.job_id}").lognormvariate(0.0, self._lies), ScriptClock()
-        for look_s in (0.0, CLOCK_S, 2.0 * CLOCK_S):
-            clock.time_s(look_s * factor, look_s)
-        return 1.0 if clock.is_wrong else factor
+    def _miscount(self, job: ReplayJob) -> float:
+        """Steps that it counts for each that it makes."""
+        return random.Random(f"{self._seed} {job.job_id}").lognormvariate(0.0, self._lies) if self._lies else 1.0
 
     def _rated(self, job: ReplayJob, physics: RatedPhysics) -> _Measured | None:
         """Nothing is known of the gradient, nor of the parts of a step; nothing at all where it makes none."""
         rate = physics.rate(job.shape)
         if not rate:
             return None
-        step_s = 1.0 / (rate * job.slowed) * self._rng.lognormvariate(0.0, self._spread) * self._lie(job)
+        step_s = 1.0 / (rate * job.slowed) * self._rng.lognormvariate(0.0, self._spread) / self._miscount(job)
         place = (job.ranks, len(job.shape), max(1, -(-physics.batches.first // job.ranks)))
         return _Measured(place, step_s, 0.0, physics.batches.first, 0.0)

@@ -161,7 +161,7 @@ class PerfectReplay:
     def _end(self, job: ReplayJob) -> None:
         card = self._card(job)
         if told := self._told.pop(job.job_id, None):
-            card = replace(card, estimate=replace(told, done=job.progress))
+            card = replace(card, estimate=replace(told, done=self._knowledge.counted(job)))
             self._kinds.note(tombstone(card, has_completed=not job.has_failed))
         self._history.append(EndedJob(self._believed(job, card), not job.has_failed, job.ended_s or self._now_s))
         self.observer.ended(job)

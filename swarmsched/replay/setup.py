@@ -109,7 +109,7 @@ class Replay:
     tells_costs: bool = False  # cards say what a change costs, once a job has started
     gpu_speeds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by model and class; "": any model
     keeps_batch: bool = False  # jobs name no range of batches
-    lies: float = 0.0  # standard deviation of the logarithm of the factor by which each job tells its steps wrong
+    lies: float = 0.0  # standard deviation of the logarithm of the factor by which each job counts its steps wrong
     is_split_alone: bool = False  # above its first batch one GPU takes two micro-steps
 
     @property

@@ -173,7 +173,7 @@ OPTIONS = (
     ),
     Option(
         "--lies",
-        "deviation of the logarithm of a factor by which each job tells its steps wrong (replay; default 0)",
+        "deviation of the logarithm of a factor by which each job counts its steps wrong (replay; default 0)",
         "SIGMA",
         read=_deviation,
     ),
