@@ -433,7 +433,8 @@ def test_two_that_correct_one_another_come_to_an_end_whatever_they_know() -> Non
         (here, first), (there, second) = pair.items()
         first.hear(one)
         second.hear(other)
-        source, target, told = here, there, [Gossip((one,))]
+        told: list[object] = [Gossip((one,))]
+        source, target = here, there
         for _ in range(8):
             for each in told:
                 pair[target].receive(each, source)
