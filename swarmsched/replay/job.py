@@ -72,6 +72,9 @@ class ReplayJob:
     slowed: float = 1.0  # the part of its speed that its neighbours leave it
     costs_s: float | None = None  # a change of its hosts; None: as of any job
 
+    def __post_init__(self) -> None:
+        self.changed_s = max(self.changed_s, self.submitted_s)
+
     @property
     def ranks(self) -> int:
         """GPUs that it has."""

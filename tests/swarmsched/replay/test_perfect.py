@@ -18,7 +18,7 @@ from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
 from swarmsched.replay.learning import LearnedKnowledge
-from swarmsched.replay.perfect import Pacing, PerfectReplay
+from swarmsched.replay.perfect import EPOCH_UTC_S, Pacing, PerfectReplay
 from swarmsched.replay.physics import Pace, RigidPhysics
 from swarmsched.replay.setup import Replay, prepared
 from swarmsched.replay.table import rows, select
@@ -57,6 +57,18 @@ def test_a_wide_job_of_known_length_is_served_though_small_ones_come_without_end
     jobs = [*(rigid(number, 25.6 * number, 1, 100.0) for number in range(1, 300)), rigid(300, 30.0, 4, 50.0)]
     observer = replay(jobs, "swarm", Cluster.even(1, 4))
     assert ends(observer)["job300"] < 30.0 + PATIENCE * (50.0 + 30.0) + 200.0
+
+
+def test_a_job_that_waits_has_waited_since_its_submission() -> None:
+    waited: dict[float, float] = {}
+
+    def plan(view: ClusterView, now_s: float) -> Plan:
+        waited.update([(now_s - EPOCH_UTC_S, job.queued_s(now_s)) for job in view.jobs if job.card.ranks == 1])
+        return compute_plan(PolicySetting("fifo"), view, now_s)
+
+    jobs = [rigid(1, 0.0, 2, 900.0), rigid(2, 500.0, 1, 10.0)]
+    PerfectReplay(jobs, Cluster.even(1, 2), plan, PerfectKnowledge(2, 2), Pacing(100.0, 0.0)).run()
+    assert waited == {at_s: at_s - 500.0 for at_s in (500.0, 600.0, 700.0, 800.0, 900.0)}
 
 
 def test_no_plan_books_a_gpu_twice_or_starves_anybody() -> None:
