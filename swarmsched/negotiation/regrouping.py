@@ -21,7 +21,7 @@ from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ReleaseRequest, StopRequest, WorldRequest
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
 from swarmsched.negotiation.changes import RecordChange, StopWished, left_by
-from swarmsched.negotiation.gang import ELASTIC, is_clean
+from swarmsched.negotiation.gang import is_clean, may_have_trained
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
 from swarmsched.negotiation.world_changes import (
@@ -371,15 +371,14 @@ def is_over(job: ShepherdState) -> bool:
 
     Those that are members already say first that they wait for the others, who may not have been heard of yet.
     """
-    record, gang = job.decided, job.gang
-    tasks = [_task(job, share) for share in record.members]
+    tasks = [_task(job, share) for share in job.decided.members]
     left = [task for task in tasks if task is None or task.stage is not TaskStage.EXITED]
-    if not any(task is not None and is_clean(task) for task in tasks):
-        return False
+    clean = [task for task in tasks if task is not None and is_clean(task)]
     if not left:
-        return True
+        return bool(clean)
+    has_trained = job.decided.world.has_trained or any(task.worker.trains for task in clean)
     is_waited = any(task is not None and task.worker.problem for task in left)
-    return record.world.has_trained and is_waited and ELASTIC.is_ended_by((), gang, record)
+    return bool(clean) and has_trained and is_waited and not any(map(may_have_trained, left))
 
 
 def _parted(job: ShepherdState) -> tuple[list[Share], bool]:

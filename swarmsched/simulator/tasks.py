@@ -72,6 +72,7 @@ BIND_S = 0.000_5
 STAGE_S = 0.050
 START_S = 0.020
 SWITCH_S = 0.050  # from the news of a world until a worker trains in it, or has left
+LAST_STEP_S = 2 * SWITCH_S  # of a training that is over once they train: nobody ends before all have switched
 BUILD_S = 60.0  # that it waits for the others of a world, which it gives up then
 ASKS_AGAIN_S = 0.5  # after its agent's restart, or when it was frozen
 WRITE_BACK_S = 30.0  # until the kernel has put on disk what nobody has synced
@@ -664,9 +665,9 @@ class TaskModel:
             return
         task.ends.pop(rank_exit.rank, None)
         is_clean = not (rank_exit.exit_code or rank_exit.signal)
-        if is_clean and task.order.part and task.worker.state in (WorkerState.UNKNOWN, WorkerState.READY):
-            task.is_waiting = True  # who has not trained waits for a world that names it, for as long as there is none
-            task.left_s[rank_exit.rank] = (0.0, rank_exit)
+        if is_clean and task.order.part and self._is_in_no_world(task):
+            task.is_waiting = True  # for one that names it, for as long as there is none
+            task.left_s[rank_exit.rank] = (LAST_STEP_S, rank_exit)
             return
         del task.plans[rank_exit.rank]
         task.left_s.pop(rank_exit.rank, None)
@@ -675,6 +676,11 @@ class TaskModel:
         if task.is_over:
             self._end(task)
             self._tell(TaskExited.about(task.key, tuple(task.exits)))
+
+    def _is_in_no_world(self, task: RunningTask) -> bool:
+        """No worker has trained in one with it: those that have come to the end have done so together with it."""
+        worlds = [other.world for _, other in self._attempts.parts[task.key.of_attempt] if other.world is not None]
+        return not any(_is_in(world, task.order.part) for world in worlds)
 
     def _end(self, task: RunningTask) -> None:
         for _, timer, _ in task.ends.values():

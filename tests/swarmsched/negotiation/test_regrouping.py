@@ -252,6 +252,26 @@ def test_newcomers_that_come_when_the_training_is_over_are_ended_and_the_job_is_
     assert (training.record.end_reason, training.record.exit_code) == (EndReason.COMPLETED, 0)
 
 
+def test_who_has_trained_and_is_done_is_at_the_end_though_not_all_had_said_that_they_train(scene):
+    scene.do(scene.shepherd.place((Share(A, 2),), ORDER, scene.clock))
+    scene.join()
+    for part in (1, 2):
+        scene.told(part)
+    scene.ready(1, 2)
+    scene.wish((A, 2), (C, 1))
+    scene.join()
+    scene.ready(3)
+    assert (scene.members, scene.record.world.has_trained) == ((1, 2, 3), False)
+    for part in (1, 2):
+        scene.told(part, worker=Worker(WorkerState.TRAINING, f"10.0.0.{part}:7000", 1, 1))
+        scene.leaves(part)
+    waits = Worker(WorkerState.READY, "10.0.0.3:7000", 2, failed=2, problem="plan 2 was not built: timeout")
+    scene.told(3, worker=waits)
+    assert (C, 3) in [(node, request.part) for node, request in scene.take(StopRequest)]
+    scene.dies(3, signal=15)
+    assert scene.record.end_reason is EndReason.COMPLETED, "and does not begin anew"
+
+
 @pytest.mark.parametrize("how_far", ["held", "launched", "ready"])
 def test_newcomers_that_are_members_of_no_world_yet_are_ended_too_once_the_members_are_done(training, how_far):
     training.wish((A, 2), (B, 1), (C, 1))
