@@ -505,6 +505,8 @@ class Ledger:
         return answer, self._writes(*writes)
 
     def _answer(self, command: OwnerCommand, refusal: Refusal, detail: str, epoch: int) -> OwnerAnswer:
+        fence = self._fences.get(command.job_id)
+        released = fence.released if fence is not None and refusal is Refusal.RELEASED_ATTEMPT else (0, 0)
         return OwnerAnswer(
             job_id=command.job_id,
             epoch=epoch,
@@ -516,6 +518,8 @@ class Ledger:
             detail=detail[:1_024],  # names all claims that stand in the way
             origin=self._origin,
             part=command.part,
+            released_attempt=released[0],
+            released_part=released[1],
         )
 
     # --- bookings

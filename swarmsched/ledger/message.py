@@ -155,6 +155,8 @@ class OwnerAnswer(Value):
     is_staged: bool = False  # commit: nothing has to be staged, launch may follow at once
     origin: U53 = 0
     part: Part = 0
+    released_attempt: U32 = 0  # with RELEASED_ATTEMPT: up to this one, and this part of it, holds are refused
+    released_part: Part = 0
 
     @property
     def key(self) -> TaskKey:

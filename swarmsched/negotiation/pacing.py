@@ -32,6 +32,7 @@ class Pacing:
         self._rng = rng
         self._failed_attempts = 0  # since the last success
         self.last_attempt = record.attempt  # that has begun: numbers are never used twice
+        self.released = (0, 0)  # attempt, and part of it, up to which owners have said that they refuse holds
         self._skipped_attempts = 0
         self.may_try_after_s = 0.0
         self.avoided: dict[NodeId, float] = {}  # node -> until when
@@ -46,7 +47,8 @@ class Pacing:
 
     def next_number(self, record: JobRecord) -> int:
         """Of a new attempt: above all that were used, or may have been."""
-        return max(self.last_attempt, record.attempt, record.attempts_in_doubt) + 1 + self._skipped_attempts
+        used = (self.last_attempt, record.attempt, record.attempts_in_doubt, self.released[0])
+        return max(used) + 1 + self._skipped_attempts
 
     def succeeded(self) -> None:
         """All owners have launched it."""
@@ -56,14 +58,16 @@ class Pacing:
         """It found no place; `refusing_node` is not asked again at once, unless its answer told what it has left.
 
         A job that asked one owner alone was in nobody's way and others in its own once: no reason to wait for long.
+        Nor is it one that an earlier life went further than the record says.
         """
-        if was_alone and refusal is Refusal.DOES_NOT_FIT:
+        is_number_used = refusal is Refusal.RELEASED_ATTEMPT
+        if is_number_used and self.released[0] < self.last_attempt:
+            # The owner does not tell up to which, being of 0.1.0: leap ahead instead of counting up.
+            self._skipped_attempts = min(ATTEMPTS_SKIPPED_MAX, 2 * self._skipped_attempts + 1)
+        if is_number_used or (was_alone and refusal is Refusal.DOES_NOT_FIT):
             self.may_try_after_s = now_s + self._rng.uniform(0.0, BACKOFF_ALONE_S)
             return
         self._failed_attempts += 1
-        if refusal is Refusal.RELEASED_ATTEMPT:
-            # An earlier life went further than our record says: leap ahead of its numbers instead of counting up.
-            self._skipped_attempts = min(ATTEMPTS_SKIPPED_MAX, 2 * self._skipped_attempts + 1)
         self.back_off(now_s)
         if refusing_node is not None and refusal is not Refusal.DOES_NOT_FIT:
             self.avoided[refusing_node] = now_s + BACKOFF_S_MAX

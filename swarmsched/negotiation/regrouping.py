@@ -99,7 +99,8 @@ def _staying(record: JobRecord, unwanted: Collection[int]) -> Counter[NodeId]:
 
 def _hold(job: ShepherdState, new: Sequence[Share], ranking: Ranking) -> list[ShepherdEffect]:
     record = job.decided
-    first = max(record.last_part, job.regrouping.last_part) + 1
+    attempt, released = job.pacing.released
+    first = max(record.last_part, job.regrouping.last_part, released if attempt == record.attempt else 0) + 1
     job.regrouping.last_part = first + sum(share.ranks for share in new) - 1
     job.attempt = _attempt(job, as_parts(new, first), ranking)
     return [*job.attempt.begin(job.now_s)]

@@ -150,6 +150,7 @@ class JobShepherd(ShepherdState):
         self._see(clock)
         if answer.refusal in NOTHING_KNOWN and self._is_namesake(answer.owner, answer.attempt, answer.origin):
             return []  # what was asked stays open, and is asked again
+        self.pacing.released = max(self.pacing.released, (answer.released_attempt, answer.released_part))
         is_status = self.inquiry.answered(answer)
         effects: list[ShepherdEffect] = [*self.claim.owner_answered(answer, self.decided, self.now_s)]
         if not effects:

@@ -81,14 +81,16 @@ class Owner:
                 self.disk[write.key] = write.value
         self.ledger.validate()
 
-    def fields(self, job: JobId, attempt: int, epoch: int, shepherd: NodeId, command_id: int | None) -> dict:
+    def fields(self, job: JobId, attempt: int, epoch: int, shepherd: NodeId, command_id: int | None, part=0) -> dict:
         self.command_id += 1
-        number = self.command_id if command_id is None else command_id
-        return {"job_id": job, "epoch": epoch, "attempt": attempt, "command_id": number, "shepherd": shepherd}
+        command = {"command_id": self.command_id if command_id is None else command_id, "part": part}
+        return {"job_id": job, "epoch": epoch, "attempt": attempt, "shepherd": shepherd, **command}
 
-    def hold(self, job=JOB, attempt=1, epoch=1, shepherd=SHEPHERD, command_id=None, ranks=1, demand=None, ttl_s=5.0):
+    def hold(
+        self, job=JOB, attempt=1, epoch=1, shepherd=SHEPHERD, command_id=None, ranks=1, demand=None, ttl_s=5.0, part=0
+    ):
         request = HoldRequest(
-            **self.fields(job, attempt, epoch, shepherd, command_id),
+            **self.fields(job, attempt, epoch, shepherd, command_id, part),
             ranks=ranks,
             demand=demand or Demand(gpus=1),
             policy_id="fifo",
@@ -103,10 +105,9 @@ class Owner:
         request = CommitRequest(**self.fields(job, attempt, epoch, shepherd, command_id), order=order)
         return self.keep(self.ledger.commit(request, self.now_s))
 
-    def release(self, job=JOB, attempt=1, epoch=1, shepherd=SHEPHERD, command_id=None):
-        return self.keep(
-            self.ledger.release(ReleaseRequest(**self.fields(job, attempt, epoch, shepherd, command_id)), self.now_s)
-        )
+    def release(self, job=JOB, attempt=1, epoch=1, shepherd=SHEPHERD, command_id=None, part=0):
+        request = ReleaseRequest(**self.fields(job, attempt, epoch, shepherd, command_id, part))
+        return self.keep(self.ledger.release(request, self.now_s))
 
     def check(self, kind, job=JOB, attempt=1, epoch=1, shepherd=SHEPHERD, command_id=None, **more):
         command = kind(**self.fields(job, attempt, epoch, shepherd, command_id), **more)
@@ -217,6 +218,17 @@ def test_a_hold_of_a_later_attempt_replaces_the_earlier_hold_of_the_same_job(own
     assert owner.hold(attempt=2, ranks=4).refusal is Refusal.NONE
     assert [entry.attempt for entry in owner.ledger.entries] == [2]
     assert owner.hold(attempt=1).refusal is Refusal.RELEASED_ATTEMPT
+
+
+def test_an_owner_that_refuses_an_attempt_tells_up_to_which_it_has_released(owner):
+    owner.hold(attempt=7, part=3)
+    owner.release(attempt=7, part=3)
+    for attempt in (5, 7):
+        answer = owner.hold(attempt=attempt, part=3)
+        assert answer.refusal is Refusal.RELEASED_ATTEMPT
+        assert (answer.released_attempt, answer.released_part) == (7, 3)
+    accepted = owner.hold(attempt=7, part=4)
+    assert (accepted.refusal, accepted.released_attempt) == (Refusal.NONE, 0)
 
 
 def test_a_later_attempt_that_would_not_fit_even_in_its_place_leaves_the_earlier_hold(owner):

@@ -73,6 +73,23 @@ def test_numbers_leap_ahead_of_those_that_an_earlier_life_has_used(pacing):
     assert pacing.next_number(RECORD) == 4 + ATTEMPTS_SKIPPED_MAX
 
 
+def test_the_number_that_an_owner_tells_is_passed_at_once_and_the_job_is_not_to_blame(pacing):
+    pacing.released = (131, 0)
+    fail(pacing, STARVING_ATTEMPTS, Refusal.RELEASED_ATTEMPT)
+    assert pacing.next_number(RECORD) == 132
+    assert pacing.may_try_after_s == BACKOFF_ALONE_S
+    assert not pacing.has_failed_often
+    pacing.last_attempt = 132
+    fail(pacing, 1, Refusal.RELEASED_ATTEMPT)  # by an owner of a version that does not tell
+    assert pacing.next_number(RECORD) == 134
+
+
+@pytest.mark.parametrize("refusal", Refusal)
+def test_a_node_is_avoided_unless_its_answer_said_what_to_ask_for(pacing, refusal):
+    pacing.failed(refusal, A, 100.0)
+    assert (A in pacing.avoided) == (refusal not in (Refusal.DOES_NOT_FIT, Refusal.RELEASED_ATTEMPT))
+
+
 def test_nodes_that_refused_or_were_out_of_reach_are_avoided_for_a_while(pacing):
     pacing.failed(Refusal.CLAIMED, A, 100.0)
     pacing.avoid(B, 100.0)

@@ -606,6 +606,23 @@ def test_owners_that_refuse_newcomers_are_not_asked_again_at_once(training):
     assert not holds_off(training, (A, 2), (B, 1), (C, 2))
 
 
+def test_newcomers_are_numbered_above_all_that_owners_say_they_have_released(training):
+    """A shepherd that is gone may have asked for many of which no record tells."""
+    training.wish((A, 2), (B, 1), (C, 1))
+    told = {"released_attempt": training.record.attempt, "released_part": 70}
+    training.answer(training.take(HoldRequest), Refusal.RELEASED_ATTEMPT, **told)
+    training.wish((A, 2), (B, 1), (C, 1))
+    assert [request.part for _, request in training.take(HoldRequest)] == [71]
+
+
+def test_parts_that_were_released_of_an_earlier_attempt_say_nothing_of_newcomers(training):
+    training.wish((A, 2), (B, 1), (C, 1))
+    told = {"released_attempt": training.record.attempt - 1, "released_part": 70}
+    training.answer(training.take(HoldRequest), Refusal.RELEASED_ATTEMPT, **told)
+    training.wish((A, 2), (B, 1), (C, 1))
+    assert [request.part for _, request in training.take(HoldRequest)] == [5]
+
+
 def test_whoever_takes_over_goes_on_from_the_record(training):
     training.wish((A, 2), (B, 1), (C, 1))
     training.granted(HoldRequest)

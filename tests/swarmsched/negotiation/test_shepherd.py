@@ -699,6 +699,13 @@ def test_attempts_of_an_earlier_life_are_leapt_over(scene):
     assert numbers[-1] > 30
 
 
+def test_the_next_attempt_is_above_all_that_owners_say_they_have_released(scene):
+    holds = scene.place()
+    for hold, released in zip(holds, (131, 143), strict=True):  # the first ends the attempt, the second comes late
+        scene.answer([hold], Refusal.RELEASED_ATTEMPT, released_attempt=released)
+    assert [request.attempt for _, request in scene.place()] == [144, 144]
+
+
 def test_an_attempt_that_was_given_up_while_it_was_written_down_is_withdrawn(scene):
     holds = scene.place()
     scene.answer(holds[:1], rendezvous_host="10.0.0.1", rendezvous_port=29500)

@@ -123,9 +123,7 @@ def test_a_refused_job_looks_again_as_soon_as_the_node_that_refused_it_is_asked_
     scene.submit("a", 1, UTC)
     scene.look()
     hold = scene.holds[-1]
-    scene.placement.shepherds.jobs[job_id("a")].owner_answered(
-        answer_to(hold, A, Refusal.RELEASED_ATTEMPT), scene.clock
-    )
+    scene.placement.shepherds.jobs[job_id("a")].owner_answered(answer_to(hold, A, Refusal.CLAIMED), scene.clock)
     scene.placement.look_soon(scene.now_s)  # as its node does
     for _ in range(5):  # backoffs, as long as the only node is avoided
         scene.now_s = max(scene.now_s, scene.placement.look_due_s)
