@@ -77,6 +77,10 @@ class Pacing:
         longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failed_attempts, 10))
         self.may_try_after_s = now_s + self._rng.uniform(0.0, longest)
 
+    def avoided_at(self, time_s: float) -> list[NodeId]:
+        """Nodes that are still avoided then."""
+        return [node for node, until_s in self.avoided.items() if until_s > time_s]
+
     def avoid(self, node: NodeId, now_s: float) -> None:
         """It could not start its part of the gang, or reach rank 0."""
         count = self._avoidances.get(node, 0)

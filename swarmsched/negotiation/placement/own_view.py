@@ -39,9 +39,7 @@ class OwnViews:
     def of(self, job: JobShepherd, clock: Clock) -> JobView:
         """The same object until something of the job has changed."""
         record, now_s = job.record, clock.now_s
-        avoided = tuple(
-            sorted({*job.barred, *(node for node, until_s in job.pacing.avoided.items() if until_s > now_s)})
-        )
+        avoided = tuple(sorted({*job.barred, *job.pacing.avoided_at(now_s)}))
         rest = (job.queued_since_s, job.running_since_s, avoided, job.estimate)
         known = self._kept.get(record.job_id)
         if known is not None and known.record is record and known.rest == rest:

@@ -2,10 +2,11 @@
 
 from msgspec.structs import replace
 
-from swarmsched.api import JobState
+from swarmsched.api import NODES_LIMIT, JobState
 from swarmsched.card import JobCard, RankKey
 from swarmsched.ids import JobId, NodeId
 from swarmsched.negotiation.attempt import Ranking
+from swarmsched.negotiation.pacing import BACKOFF_S_MAX
 from swarmsched.negotiation.placement.cluster import Cluster
 from swarmsched.negotiation.placement.planning import Planning
 from swarmsched.negotiation.placement.queue import Queue
@@ -95,10 +96,17 @@ class PolicyInForce:
         return Ranking(self.policy_id, self.rank_key(view, now_s))
 
     def card(self, job: JobShepherd, clock: Clock) -> JobCard:
-        """A shepherded job's card, as it is told to others now."""
+        """A shepherded job's card, as it is told to others now.
+
+        Where it is not placed for long is to be known: others would let it go first on a node where it does not go.
+        """
         view, now_s = self._shepherds.view_of(job, clock), clock.now_s
+        lasting = [*job.barred, *job.pacing.avoided_at(now_s + BACKOFF_S_MAX)] if view.avoided else ()
         return replace(
             view.card,
+            exclude=tuple(dict.fromkeys([*view.card.exclude, *lasting]))[:NODES_LIMIT]
+            if lasting
+            else view.card.exclude,
             attained_gpu_s=view.attained_gpu_s(now_s),
             queued_s=view.queued_s(now_s),
             running_s=view.running_s(now_s),

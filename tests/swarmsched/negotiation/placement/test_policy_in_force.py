@@ -4,10 +4,13 @@ from msgspec.structs import replace
 
 from swarmsched.card import card_of
 from swarmsched.estimate import Estimate
+from swarmsched.ledger.message import Refusal
+from swarmsched.negotiation.pacing import AVOID_NODE_S
 from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
-from swarmsched.record import Rescaling
+from swarmsched.record import Rescaling, StartFault
+from swarmsched.task import TaskFailure
 from swarmsched.view import EndedJob, PolicySetting
-from tests.swarmsched.negotiation.placement.scene import UTC, A, Scene, foreign, job_id, node, record_of
+from tests.swarmsched.negotiation.placement.scene import UTC, A, B, Scene, foreign, job_id, node, record_of
 
 
 def test_until_it_is_known_when_ranks_train_the_pause_until_they_run_is_not_taken_for_all_of_it():
@@ -36,6 +39,23 @@ def test_a_job_that_has_ended_anywhere_is_history_for_the_next_plan():
     scene.submit("a", 3, UTC)
     scene.cluster.history = (EndedJob(foreign("b", 1, UTC).card, True, UTC + 9),)
     assert scene.placement.policy.cluster_view(scene.clock).history == scene.cluster.history
+
+
+def test_others_are_told_where_a_job_is_not_placed_for_long_and_not_what_it_avoids_for_a_moment():
+    """They would let it go first there, and nobody would."""
+    scene = Scene([node(A, 2), node(B, 2), node("c", 2)])
+    scene.submit("a", 1, UTC)
+    job = scene.placement.shepherds.jobs[job_id("a")]
+    job.decided = replace(job.decided, spec=replace(job.decided.spec, exclude=("c",)))
+    job.pacing.avoid(A, scene.now_s)
+    job.pacing.failed(Refusal.CLAIMED, B, scene.now_s)
+    view = scene.placement.shepherds.view_of(job, scene.clock)
+    assert set(view.excluded) == {A, B, "c"}
+    assert scene.placement.policy.card(job, scene.clock).exclude == ("c", A)
+    scene.now_s += AVOID_NODE_S
+    assert scene.placement.policy.card(job, scene.clock).exclude == ("c",)
+    job.decided = replace(job.decided, start_faults=(StartFault(1, B, TaskFailure.ENVIRONMENT),))
+    assert scene.placement.policy.card(job, scene.clock).exclude == ("c", B)
 
 
 def test_a_view_of_a_job_is_made_once_for_each_news():
