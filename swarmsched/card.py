@@ -81,6 +81,7 @@ class JobCard(Value):
     has_completed: bool = False  # of one that has ended
     ended_utc_s: U53 = 0  # whole seconds since 1970; 0: it has not ended, or nobody has told when
     mixed_gpus: bool = False  # its ranks may be on GPUs of several models at once
+    rests_s: U16 = 0  # when the card was written: so long it is not started, since its gang broke again and again
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -103,6 +104,7 @@ def card_of(
     *,
     queued_s: float = 0.0,
     running_s: float = 0.0,
+    rests_s: int = 0,
     rank_key: RankKey = (),
     policy_id: str = "",
     estimate: Estimate | None = None,
@@ -148,6 +150,7 @@ def card_of(
         has_checkpoint=record.has_own_checkpoint,
         deadline_utc_s=spec.deadline_utc_s,
         mixed_gpus=spec.mixed_gpus,
+        rests_s=rests_s,
         program=program_of(spec.command, spec.tree, spec.workdir),
     )
 
@@ -243,6 +246,6 @@ def must_be_known_at_once(old: JobCard, new: JobCard) -> bool:
     return has_left_queue or is_resized
 
 
-_TIMED = ("counter", "attained_gpu_s", "queued_s", "running_s")
+_TIMED = ("counter", "attained_gpu_s", "queued_s", "running_s", "rests_s")
 _timeless = attrgetter(*(name for name in JobCard.__struct_fields__ if name not in _TIMED))
 _orderless = attrgetter(*(name for name in JobCard.__struct_fields__ if name not in (*_TIMED, "rank_key", "reason")))

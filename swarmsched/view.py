@@ -109,6 +109,10 @@ class JobView(Value):
         """Seconds since it last started; 0 while it does not run."""
         return self.card.running_s + max(0.0, now_s - self.written_s) if self.state is JobState.RUNNING else 0.0
 
+    def rests_s(self, now_s: float) -> float:
+        """Seconds for which it is not started yet; 0 for one that may be."""
+        return max(0.0, self.card.rests_s - max(0.0, now_s - self.written_s)) if self.card.rests_s else 0.0
+
 
 class KindView(Value):
     """What jobs like those of a user by one name and of one program have measured; their speed on GPUs of one class.

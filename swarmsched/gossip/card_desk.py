@@ -150,4 +150,5 @@ def _brought_forward(card: JobCard, waited_s: float) -> JobCard:
         attained_gpu_s=job.attained_gpu_s(waited_s),
         queued_s=job.queued_s(waited_s),
         running_s=job.running_s(waited_s),
+        rests_s=math.ceil(job.rests_s(waited_s)),
     )

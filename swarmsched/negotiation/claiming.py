@@ -113,7 +113,7 @@ class Claiming:
             return []
         del self._claims[answer.owner]
         if answer.refusal is not Refusal.NONE:
-            return self._fail(record, f"{answer.owner} keeps nothing: {answer.detail or answer.refusal.value}")
+            return self.give_up(record, f"{answer.owner} keeps nothing: {answer.detail or answer.refusal.value}")
         if self._claims or self._phase is not ClaimPhase.CLAIMING:
             return []
         if not self._victims:
@@ -132,7 +132,7 @@ class Claiming:
         if self._phase is ClaimPhase.ORDERED:
             return []
         if not answer.is_granted:
-            return self._fail(record, f"{answer.job_id} does not make room: {answer.detail}")
+            return self.give_up(record, f"{answer.job_id} does not make room: {answer.detail}")
         if self._questions:
             return []
         self._phase = ClaimPhase.ORDERED
@@ -145,10 +145,10 @@ class Claiming:
         if now_s < self.next_deadline_s:
             return []
         if now_s >= self._give_up_s:
-            return self._fail(record, "the place did not come free in time")
+            return self.give_up(record, "the place did not come free in time")
         if self._phase is ClaimPhase.STANDING and self._claims:
             silent = ", ".join(self._claims)
-            return self._fail(record, f"{silent} has not said for {RENEW_S:g} s that it keeps its part")
+            return self.give_up(record, f"{silent} has not said for {RENEW_S:g} s that it keeps its part")
         is_ordered = self._phase is ClaimPhase.ORDERED
         self._again_s = now_s + (ORDER_AGAIN_S if is_ordered else RENEW_S)
         repeated = [SendPeer(self._victims[job_id], question) for job_id, question in self._questions.items()]
@@ -160,6 +160,10 @@ class Claiming:
         used = [node for node in taken if node in kept]
         text = f"took the place that was kept for it on {', '.join(used)}"
         return [*([Announce("claim.used", text, record.job_id, self._me)] if used else []), *self.withdraw(record)]
+
+    def give_up(self, record: JobRecord, problem: str) -> list[ClaimEffect]:
+        """No place can be had, or is wanted any more, and people hear why."""
+        return [Announce("claim.failed", problem, record.job_id, self._me), *self.withdraw(record)]
 
     def withdraw(self, record: JobRecord) -> list[ClaimEffect]:
         """No place is wanted any more."""
@@ -192,6 +196,3 @@ class Claiming:
         taker = (record.job_id, record.shepherd, self._ranking.policy_id, self._ranking.rank_key, is_decided)
         self._questions = {each: PreemptRequest(each, next(self._commands.ids), *taker) for each in self._victims}
         return [SendPeer(self._victims[victim], question) for victim, question in self._questions.items()]
-
-    def _fail(self, record: JobRecord, problem: str) -> list[ClaimEffect]:
-        return [Announce("claim.failed", problem, record.job_id, self._me), *self.withdraw(record)]

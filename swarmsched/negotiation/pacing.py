@@ -77,6 +77,10 @@ class Pacing:
         longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failed_attempts, 10))
         self.may_try_after_s = now_s + self._rng.uniform(0.0, longest)
 
+    def rests_until_s(self, now_s: float) -> float:
+        """Until when no other attempt follows, where that is longer than rivals wait for one another; 0: it is not."""
+        return self.may_try_after_s if self.may_try_after_s > now_s + BACKOFF_S_MAX else 0.0
+
     def avoided_at(self, time_s: float) -> list[NodeId]:
         """Nodes that are still avoided then."""
         return [node for node, until_s in self.avoided.items() if until_s > time_s]

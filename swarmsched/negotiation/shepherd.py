@@ -129,6 +129,11 @@ class JobShepherd(ShepherdState):
         self._see(clock)
         return [*self.claim.make(self.decided, shares, victims, ranking, starts_within_s, self.now_s)]
 
+    def give_up_place(self, why: str, clock: Clock) -> list[ShepherdEffect]:
+        """Keep no place any more, if any is kept."""
+        self._see(clock)
+        return [*self.claim.give_up(self.decided, why)] if self.claim.is_open else []
+
     def victim_answered(self, answer: PreemptAnswer, clock: Clock) -> list[ShepherdEffect]:
         """The shepherd of a job that should make room for this one."""
         self._see(clock)

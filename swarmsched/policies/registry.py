@@ -210,8 +210,11 @@ def _check_class(key: str, path: str, method: str) -> None:
 def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
     """Run the policy that a setting names, imported here: for planner processes and simulators, never for agents.
 
-    ConfigError with field, value and nearest match if there is none.
+    Jobs that rest are in nobody's way: no policy sees them.  ConfigError with field, value and nearest match if there
+    is no such policy.
     """
+    if any(job.rests_s(now_s) for job in view.jobs):
+        view = replace(view, jobs=tuple([job for job in view.jobs if not job.rests_s(now_s)]))
     view = informed(view)
     policy = policy_for(setting, view)
     plan = policy.plan(_as_far_as(setting.elasticity, view), now_s)

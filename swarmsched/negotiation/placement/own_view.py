@@ -2,6 +2,7 @@
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from math import ceil
 
 from swarmsched.api import JobState
 from swarmsched.card import card_of
@@ -17,7 +18,7 @@ class _Kept:
     """A view and what it was made of."""
 
     record: JobRecord
-    rest: tuple[float, float, tuple[NodeId, ...], Estimate | None]
+    rest: tuple[float, float, float, tuple[NodeId, ...], Estimate | None]
     view: JobView
 
 
@@ -40,13 +41,15 @@ class OwnViews:
         """The same object until something of the job has changed."""
         record, now_s = job.record, clock.now_s
         avoided = tuple(sorted({*job.barred, *job.pacing.avoided_at(now_s)}))
-        rest = (job.queued_since_s, job.running_since_s, avoided, job.estimate)
+        rests_until_s = job.pacing.rests_until_s(now_s)
+        rest = (job.queued_since_s, job.running_since_s, rests_until_s, avoided, job.estimate)
         known = self._kept.get(record.job_id)
         if known is not None and known.record is record and known.rest == rest:
             return known.view
         running_s = max(0.0, now_s - job.running_since_s)
         queued_s = max(0.0, now_s - job.queued_since_s) if record.state is JobState.QUEUED else 0.0
-        card = card_of(record, queued_s=queued_s, running_s=running_s, estimate=job.estimate)
+        rests_s = ceil(max(0.0, rests_until_s - now_s)) if record.state is JobState.QUEUED else 0
+        card = card_of(record, queued_s=queued_s, running_s=running_s, rests_s=rests_s, estimate=job.estimate)
         view = JobView(card, now_s, avoided)
         self._kept[record.job_id] = _Kept(record, rest, view)
         return view

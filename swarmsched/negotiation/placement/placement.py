@@ -29,6 +29,7 @@ from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.negotiation.shepherd_state import PRODUCTION, ShepherdParts
+from swarmsched.policies.placement import is_there
 from swarmsched.policies.registry import kind_of
 from swarmsched.resources import Free
 from swarmsched.view import Elasticity, Plan, PolicySetting
@@ -175,6 +176,7 @@ class Placement:
         if any(room.fits(demand) for demand in dict.fromkeys(job.decided.spec.demand for job in mine.values())):
             effects += self._line.start(room, mine, clock, is_invited=clock.now_s < self._invited_until_s)
             effects += self.plans.follow_starts(room, mine, clock)
+        effects += self.plans.give_up_places(mine, clock)
         effects += self.plans.follow_stops(mine, clock)
         effects += self._line.claim_place(mine, nodes, clock)
         effects += self.moves.fit(room, clock)
@@ -191,6 +193,11 @@ class Placement:
             asked, again_s = self._planning.ask(
                 self.policy.setting,
                 lambda version: self.policy.cluster_view(clock, version),
+                [
+                    job_id
+                    for job_id, job in waiting.items()
+                    if job.claim.is_open and is_there(room, job.claim.place, job.decided.spec.demand)
+                ],
                 is_needed=is_needed,
                 now_s=clock.now_s,
             )

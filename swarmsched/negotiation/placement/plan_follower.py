@@ -81,6 +81,21 @@ class PlanFollower:
         self._planning.open = unused
         return effects
 
+    def give_up_places(self, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
+        """Places that are kept, and free by now, for jobs that the last plan does not start although it knew that.
+
+        Others come first by the policy, which need them, or nobody could use them: the job, which would wait for its
+        turn, and those that its claim refuses would wait for one another.
+        """
+        effects: list[ShepherdEffect] = []
+        for job_id in self._planning.cleared:
+            job, told = mine.get(job_id), self._planning.told.get(job_id)
+            if job is not None and (told is None or told.change is not Change.START):
+                why = told.reason if told is not None else "it rests"
+                effects += job.give_up_place(f"its place is free, and the plan does not start it: {why}", clock)
+        self._planning.cleared = ()
+        return effects
+
     def follow_changes(self, room: Room, clock: Clock) -> list[ShepherdEffect]:
         """What the plan wants of running jobs of ours: done where it can be, otherwise said once.
 

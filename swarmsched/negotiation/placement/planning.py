@@ -5,7 +5,7 @@ could concern a job here: at most once a second, and in twenty times the last pl
 that was slow must not keep GPUs idle for minutes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from swarmsched.effects import ComputePlan
 from swarmsched.ids import JobId
@@ -27,6 +27,8 @@ class Planning:
         self.open: list[Decision] = []  # of the last plan, in its order: not taken yet, nor out of date
         self.advice: tuple[Decision, ...] = ()  # of the last plan, on running jobs: for people
         self.memory = b""  # of the policy in force
+        self.cleared: Collection[JobId] = ()  # jobs of which the last plan knew that all that is kept for them is free
+        self._asked_cleared: Collection[JobId] = ()
         self._version = 0
         self._is_pending = False
         self._seen_s = float("-inf")
@@ -37,6 +39,7 @@ class Planning:
     def forget(self) -> None:
         """Another policy is in force: what the former one told counts no more."""
         self.told, self._told_before, self.open, self.advice, self.memory = {}, {}, [], (), b""
+        self.cleared = ()
         self._seen_s, self._review_s = float("-inf"), float("inf")
         self._version += 1  # an answer under way is of the former policy
         self._is_pending, self.has_news = False, True
@@ -51,7 +54,7 @@ class Planning:
         self._told_before, self.told = self.told, {decision.job_id: decision for decision in plan.decisions}
         self.open, self.memory, self._seen_s = list(plan.decisions), plan.memory, now_s
         self._review_s = now_s + plan.review_s if plan.review_s else float("inf")
-        self.advice = plan.advice
+        self.advice, self.cleared = plan.advice, self._asked_cleared
         return True
 
     def failed(self, version: int, now_s: float) -> None:
@@ -75,11 +78,18 @@ class Planning:
         return before is not None and before.change is decision.change
 
     def ask(
-        self, setting: PolicySetting, view: Callable[[int], ClusterView], *, is_needed: bool, now_s: float
+        self,
+        setting: PolicySetting,
+        view: Callable[[int], ClusterView],
+        cleared: Collection[JobId],
+        *,
+        is_needed: bool,
+        now_s: float,
     ) -> tuple[list[ComputePlan], float]:
         """The question, if it is time for one, and when to look again.
 
-        `is_needed`: the answer could move a job here.  Otherwise a plan only renews the reasons that people see.
+        `cleared`: jobs for which all that is kept is free.  `is_needed`: the answer could move a job here.  Otherwise a
+        plan only renews the reasons that people see.
         """
         is_due = is_needed and (self.has_news or now_s >= self._review_s)
         if self._is_pending or not (is_due or now_s >= self._seen_s + PLAN_REFRESH_S):
@@ -88,6 +98,6 @@ class Planning:
         if now_s < self._next_s:
             return [], self._next_s
         self._version += 1
-        self._is_pending, self.has_news = True, False
+        self._is_pending, self.has_news, self._asked_cleared = True, False, cleared
         self._next_s = now_s + PLAN_INTERVAL_S
         return [ComputePlan(setting, view(self._version))], now_s + PLAN_REFRESH_S

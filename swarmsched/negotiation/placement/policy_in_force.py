@@ -1,5 +1,7 @@
 """The policy in force at one agent: its order, if it declares one, and the jobs of the whole swarm as it sees them."""
 
+from math import ceil
+
 from msgspec.structs import replace
 
 from swarmsched.api import NODES_LIMIT, JobState
@@ -62,9 +64,9 @@ class PolicyInForce:
         return job.card.shepherd if job is not None else None
 
     def stands(self, job: JobView, now_s: float) -> bool:
-        """True for a job of another shepherd that can act and of which we know where it may go."""
+        """True for a job of another shepherd that can act and would, and of which we know where it may go."""
         is_foreign = job.job_id not in self._shepherds.jobs and self._cluster.can_act(job, now_s)
-        return is_foreign and not job.card.hides_constraints
+        return is_foreign and not job.card.hides_constraints and not job.rests_s(now_s)
 
     def is_known(self, job_id: JobId) -> bool:
         """True for a live job, ours or another's."""
@@ -110,6 +112,7 @@ class PolicyInForce:
             attained_gpu_s=view.attained_gpu_s(now_s),
             queued_s=view.queued_s(now_s),
             running_s=view.running_s(now_s),
+            rests_s=ceil(view.rests_s(now_s)),
             rank_key=self.rank_key(view, now_s),
             policy_id=self.policy_id,
         )

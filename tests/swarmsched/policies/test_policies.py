@@ -93,6 +93,16 @@ def test_fifo_lets_no_smaller_job_pass_a_blocked_head() -> None:
     assert plan.decisions[1].reason == f"needs 1 GPU; fits now and waits its turn; 1 job ahead ({handle(job_id(1))})"
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_job_that_rests_is_in_nobodys_way_under_any_policy(name: str) -> None:
+    nodes = [make_node("n1", 4)]
+    rests, other = waiting(1, 4, priority=5, rests_s=10, restartable=True), waiting(2, 4)
+    assert started(plan_of(PolicySetting(name), nodes, [rests, other])) == [other.job_id]
+    rested = replace(rests, written_s=NOW_S - 10.0)
+    assert len(started(plan_of(PolicySetting(name), nodes, [rested, other]))) == 1
+    assert started(plan_of(PolicySetting(name), nodes, [rested])) == [rested.job_id]
+
+
 def test_running_jobs_are_kept_and_ended_ones_left_out() -> None:
     ended = job(9, JobState.ENDED, 1, ONE)
     plan = plan_of(FIFO, [make_node("n1", 0)], [running(1, [("n1", 4)]), ended])

@@ -121,6 +121,17 @@ def test_no_more_is_begun_than_is_answered_in_time():
     assert scene.placement.look_due_s < scene.now_s + GIVEN_UP_S
 
 
+def test_a_job_of_another_agent_that_rests_is_passed():
+    """It broke again and again, and is not started for a while: what is free is nobody's until then."""
+    scene = Scene([node(A, 2)], [foreign("a", 2, UTC, rests_s=30)])
+    scene.submit("b", 2, UTC + 1)
+    assert scene.look() == ["b"]
+    behind = Scene([node(A, 2)], [foreign("a", 2, UTC, rests_s=30)])
+    behind.now_s += 30.0
+    behind.submit("b", 2, UTC + 1)
+    assert behind.look() == []
+
+
 def test_without_a_plan_nobody_passes_a_waiting_job():
     scene = Scene([node(A, 2)])
     scene.submit("a", 3, UTC)

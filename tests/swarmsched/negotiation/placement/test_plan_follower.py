@@ -25,6 +25,7 @@ from tests.swarmsched.negotiation.placement.scene import (
     B,
     Scene,
     change,
+    foreign,
     job_id,
     node,
     planned_past,
@@ -361,6 +362,68 @@ def test_whoever_refuses_to_make_room_is_asked_again_by_the_next_plan_alone():
         scene.look()
     assert len(claims) == 2
     scene.placement.validate()
+
+
+class Ordered:
+    """A job of two ranks for which another one was told to make room; where the plan starts those, nobody has said."""
+
+    def __init__(self):
+        victim = foreign("f", 2, UTC)
+        self.scene = Scene([node(A, 0, 2)], [victim], policy="tiresias")
+        self.scene.submit("b", 2, UTC)
+        self.scene.look()
+        stops = Decision(victim.job_id, Change.STOP, "makes room", taker=job_id("b"))
+        self.scene.answer_plan(waits_for("b", (A, 2)), stops)
+        self.job = self.scene.placement.shepherds.jobs[job_id("b")]
+        (claim,) = claims_of(self.scene)
+        (question,) = sent(self.job.owner_answered(answer_to(claim.message, A), self.scene.clock), PreemptRequest)
+        granted = PreemptAnswer(victim.job_id, question.message.command_id, job_id("b"), is_granted=True)
+        (order,) = sent(self.job.victim_answered(granted, self.scene.clock), PreemptRequest)
+        assert order.message.is_decided
+
+    def asks(self):
+        """The next plan is asked for."""
+        self.scene.now_s += 1.1
+        self.scene.placement.look_soon(self.scene.now_s)
+        self.scene.look()
+
+    def clear(self):
+        self.scene.cluster.there = [node(A, 2, 2)]
+
+    def waits(self, reason="others come first"):
+        """The plan starts others; what owners are asked to keep for the job from now on."""
+        self.scene.answer_plan(Decision(job_id("b"), Change.WAIT, reason))
+        return [sent.message.ranks for sent in claims_of(self.scene)]
+
+
+def test_a_place_that_is_free_is_given_up_where_the_plan_lets_others_go_first():
+    """They would be refused there, since it is kept, and the job would wait for its turn: nobody would have it."""
+    ordered = Ordered()
+    ordered.clear()
+    ordered.asks()
+    assert ordered.waits() == [0]
+    assert not ordered.job.claim.is_open
+
+
+def test_a_place_is_kept_while_others_leave_it_and_until_a_plan_has_seen_it_free():
+    ordered = Ordered()
+    ordered.asks()
+    ordered.clear()
+    assert ordered.waits() == []  # it was asked before, and says nothing
+    assert ordered.job.claim.is_open
+    ordered.asks()
+    ordered.scene.answer_plan(start("b", (A, 2)))
+    assert ordered.scene.look() == ["b"]
+    assert ordered.job.claim.is_open
+
+
+def test_nothing_is_kept_for_a_job_that_rests_so_that_no_plan_speaks_of_it():
+    ordered = Ordered()
+    ordered.clear()
+    ordered.job.pacing.restarted(5, ordered.scene.now_s)
+    ordered.asks()
+    ordered.scene.answer_plan()
+    assert [sent.message.ranks for sent in claims_of(ordered.scene)] == [0]
 
 
 def waits_for(letter, *shares):

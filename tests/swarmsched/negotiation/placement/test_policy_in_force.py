@@ -58,6 +58,20 @@ def test_others_are_told_where_a_job_is_not_placed_for_long_and_not_what_it_avoi
     assert scene.placement.policy.card(job, scene.clock).exclude == ("c", B)
 
 
+def test_others_are_told_for_how_long_a_job_rests_that_broke_again_and_again():
+    scene = Scene([node(A, 2)])
+    scene.submit("a", 1, UTC)
+    job = scene.placement.shepherds.jobs[job_id("a")]
+    job.pacing.back_off(scene.now_s)
+    assert scene.placement.policy.card(job, scene.clock).rests_s == 0
+    job.pacing.restarted(6, scene.now_s)
+    told = []
+    for waited_s in (0.0, 10.5, 5.0, 1.0):
+        scene.now_s += waited_s
+        told.append(scene.placement.policy.card(job, scene.clock).rests_s)
+    assert told == [16, 6, 0, 0]  # for a moment it would not be worth a card
+
+
 def test_a_view_of_a_job_is_made_once_for_each_news():
     scene = Scene([node(A, 2)], [foreign("a", 9, UTC)])
     scene.submit("b", 9, UTC + 1)
