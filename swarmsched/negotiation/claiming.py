@@ -19,6 +19,7 @@ from swarmsched.resources import Share, ranks_by_node
 
 ANSWER_S = 3.0
 ORDER_AGAIN_S = 2.0
+ORDER_TTL_S = 10.0  # with victims it is renewed as often as they are told: what nobody withdraws lapses soon
 RENEW_S = CLAIM_TTL_S / 3.0
 PATIENCE_BEYOND_GRACE_S = 30.0
 ClaimEffect = Announce | SendPeer
@@ -189,7 +190,7 @@ class Claiming:
         numbers = (record.job_id, record.epoch, record.attempt, next(self._commands.ids))
         wanted = (ranks, record.spec.demand, self._ranking.policy_id, self._ranking.rank_key)
         must_be_free = self._must_be_free and bool(ranks)
-        times = (record.submitted_utc_s, self._starts_within_s)
+        times = (record.submitted_utc_s, self._starts_within_s, ORDER_TTL_S if self._victims else CLAIM_TTL_S)
         return ClaimRequest(*numbers, record.shepherd, *wanted, *times, must_be_free=must_be_free)
 
     def _ask_victims(self, record: JobRecord, *, is_decided: bool) -> list[ClaimEffect]:

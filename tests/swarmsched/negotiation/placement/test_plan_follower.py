@@ -1,5 +1,6 @@
 """What a plan wants is done once, as told, or not at all: starts, other sizes and places for running jobs, batches."""
 
+import itertools
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ClaimRequest, PreemptAnswer, PreemptRequest, Refusal, TaskBatch, TaskEstimate
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.changes import Placed, Rebatched
-from swarmsched.negotiation.claiming import ANSWER_S
+from swarmsched.negotiation.claiming import ANSWER_S, ORDER_TTL_S, PATIENCE_BEYOND_GRACE_S
 from swarmsched.negotiation.placement.planning import PLAN_AGE_S_MAX
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.record import Leftover
@@ -415,6 +416,19 @@ def test_a_place_is_kept_while_others_leave_it_and_until_a_plan_has_seen_it_free
     ordered.scene.answer_plan(start("b", (A, 2)))
     assert ordered.scene.look() == ["b"]
     assert ordered.job.claim.is_open
+
+
+def test_a_place_from_which_others_were_told_to_go_is_kept_for_seconds_and_renewed_in_time():
+    """Whoever dies, or is cut off, cannot give it back."""
+    ordered = Ordered()
+    made_s = [ordered.scene.now_s]
+    while ordered.job.claim.is_open:
+        ordered.scene.now_s = ordered.job.claim.next_deadline_s
+        claims = [each.message for each in sent(ordered.job.on_timer(ordered.scene.clock), ClaimRequest)]
+        made_s += [ordered.scene.now_s for each in claims if each.ranks]
+        assert all(each.ttl_s == ORDER_TTL_S for each in claims if each.ranks)
+    assert len(made_s) > PATIENCE_BEYOND_GRACE_S / ORDER_TTL_S
+    assert max(after - before for before, after in itertools.pairwise(made_s)) + 2 * ANSWER_S < ORDER_TTL_S
 
 
 def test_nothing_is_kept_for_a_job_that_rests_so_that_no_plan_speaks_of_it():
