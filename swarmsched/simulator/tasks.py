@@ -468,10 +468,15 @@ class TaskModel:
         is_newer = task.plan is None or plan.version > task.plan.version
         if is_newer and agent_life == self._agent_life and not task.is_over:
             task.plan = plan
-            if task.is_still and len(plan.members) == 1:  # nobody is left who would wait for it: as any process alone
+            if task.is_still and not self._may_do_without(task, plan):  # as any process alone: for a person to end
                 self.wake(task)
             else:
                 self._hear(task)
+
+    def _may_do_without(self, task: RunningTask, plan: WorldPlan) -> bool:
+        """Whether members of the plan have the state of the training beside this one, which is not given up else."""
+        others = [other.order.part for _, other in self._trainers(task) if other is not task]
+        return any(member.part in others for member in plan.members)
 
     def _hear(self, task: RunningTask) -> None:
         """A frozen worker hears nothing; it asks when it goes on."""
