@@ -6,7 +6,7 @@ are they told to stop; nobody is stopped for a gang that cannot run afterwards. 
 shepherd, with its own grace (docs/protocol.md, plane D).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 
 from swarmsched.effects import Announce, SendPeer
@@ -19,6 +19,7 @@ from swarmsched.resources import Share, ranks_by_node
 
 ANSWER_S = 3.0
 ORDER_AGAIN_S = 2.0
+CLEARED_S = 10.0  # after they have left: what is not free by then others have
 ORDER_TTL_S = 10.0  # with victims it is renewed as often as they are told: what nobody withdraws lapses soon
 RENEW_S = CLAIM_TTL_S / 3.0
 PATIENCE_BEYOND_GRACE_S = 30.0
@@ -63,6 +64,11 @@ class Claiming:
     def place(self) -> Shares:
         """That which is wanted; empty where none is."""
         return self._shares
+
+    @property
+    def victims(self) -> Collection[JobId]:
+        """Who is to make room, if anybody."""
+        return self._victims if self.is_open else ()
 
     @property
     def is_kept(self) -> bool:
@@ -140,6 +146,10 @@ class Claiming:
         self._give_up_s = now_s + PATIENCE_BEYOND_GRACE_S + record.spec.grace_s
         self._again_s = now_s + ORDER_AGAIN_S
         return self._ask_victims(record, is_decided=True)
+
+    def cleared(self, now_s: float) -> None:
+        """All that were to make room have left."""
+        self._give_up_s = min(self._give_up_s, now_s + CLEARED_S)
 
     def on_timer(self, record: JobRecord, now_s: float) -> list[ClaimEffect]:
         """Repeat orders, renew the claim, or give up, as far as it is due."""

@@ -129,6 +129,11 @@ class JobShepherd(ShepherdState):
         self._see(clock)
         return [*self.claim.make(self.decided, shares, victims, ranking, starts_within_s, self.now_s)]
 
+    def victims_left(self, clock: Clock) -> None:
+        """Nobody has anything any more that was to make room for it."""
+        self._see(clock)
+        self.claim.cleared(clock.now_s)
+
     def give_up_place(self, why: str, clock: Clock) -> list[ShepherdEffect]:
         """Keep no place any more, if any is kept."""
         self._see(clock)

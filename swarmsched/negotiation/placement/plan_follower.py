@@ -94,6 +94,10 @@ class PlanFollower:
                 why = told.reason if told is not None else "it rests"
                 effects += job.give_up_place(f"its place is free, and the plan does not start it: {why}", clock)
         self._planning.cleared = ()
+        for job in mine.values():
+            victims = job.claim.victims
+            if victims and not any(self._policy.has_place(victim) for victim in victims):
+                job.victims_left(clock)
         return effects
 
     def follow_changes(self, room: Room, clock: Clock) -> list[ShepherdEffect]:

@@ -63,6 +63,11 @@ class PolicyInForce:
         job = self._foreign(job_id)
         return job.card.shepherd if job is not None else None
 
+    def has_place(self, job_id: JobId) -> bool:
+        """True for a job that holds something, as far as is known here."""
+        shepherd, job = self._shepherds.jobs.get(job_id), self._foreign(job_id)
+        return bool(shepherd.decided.shares) if shepherd is not None else job is not None and bool(job.shares)
+
     def stands(self, job: JobView, now_s: float) -> bool:
         """True for a job of another shepherd that can act and would, and of which we know where it may go."""
         is_foreign = job.job_id not in self._shepherds.jobs and self._cluster.can_act(job, now_s)

@@ -7,13 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobState
+from swarmsched.card import STATES
 from swarmsched.effects import Announce, ComputePlan, SendPeer
 from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ClaimRequest, PreemptAnswer, PreemptRequest, Refusal, TaskBatch, TaskEstimate
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.changes import Placed, Rebatched
-from swarmsched.negotiation.claiming import ANSWER_S, ORDER_TTL_S, PATIENCE_BEYOND_GRACE_S
+from swarmsched.negotiation.claiming import ANSWER_S, CLEARED_S, ORDER_TTL_S, PATIENCE_BEYOND_GRACE_S
 from swarmsched.negotiation.placement.planning import PLAN_AGE_S_MAX
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.record import Leftover
@@ -369,7 +370,7 @@ class Ordered:
     """A job of two ranks for which another one was told to make room; where the plan starts those, nobody has said."""
 
     def __init__(self):
-        victim = foreign("f", 2, UTC)
+        self.victim = victim = foreign("f", 2, UTC, shares=(Share(A, 2),), state_index=STATES.index(JobState.RUNNING))
         self.scene = Scene([node(A, 0, 2)], [victim], policy="tiresias")
         self.scene.submit("b", 2, UTC)
         self.scene.look()
@@ -429,6 +430,21 @@ def test_a_place_from_which_others_were_told_to_go_is_kept_for_seconds_and_renew
         assert all(each.ttl_s == ORDER_TTL_S for each in claims if each.ranks)
     assert len(made_s) > PATIENCE_BEYOND_GRACE_S / ORDER_TTL_S
     assert max(after - before for before, after in itertools.pairwise(made_s)) + 2 * ANSWER_S < ORDER_TTL_S
+
+
+def test_what_is_not_free_some_seconds_after_all_have_left_that_were_told_to_is_waited_for_no_more():
+    """A part of the place is another job's by now: the rest would be nobody's for as long as a stop may take."""
+    ordered = Ordered()
+    ordered.asks()
+    waits_s = ordered.job.claim._give_up_s - ordered.scene.now_s
+    assert waits_s > CLEARED_S + 10.0
+    ordered.scene.cluster.there = [node(A, 1, 2)]
+    ordered.scene.cluster.show(replace(ordered.victim, card=replace(ordered.victim.card, state_index=0, shares=())))
+    for _ in range(3):
+        ordered.asks()
+    ordered.scene.now_s += CLEARED_S - 1.0
+    ended = [each.text for each in ordered.job.on_timer(ordered.scene.clock) if isinstance(each, Announce)]
+    assert ended == ["the place did not come free in time"]
 
 
 def test_nothing_is_kept_for_a_job_that_rests_so_that_no_plan_speaks_of_it():
