@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta, field
 
 from swarmsched.errors import FieldProblem, JobRejected, ProtocolError
-from swarmsched.estimate import BatchRange, Work
+from swarmsched.estimate import GPU_BATCHES_MOST, BatchRange, GpuBatch, Work
 from swarmsched.fields import (
     I32,
     SECONDS_MOST,
@@ -42,6 +42,8 @@ PRIORITY_LIMIT = 1_000
 RANKS_LIMIT = 4_096
 BATCH_LIMIT = 2**31
 BATCH_KEYS = ("global_batch", "global_batch_most", "local_batch_least", "local_batch_most")
+BY_GPU = "local_batch_most_by_gpu"
+MODEL_LIMIT = 63  # letters of a part of a GPU's model
 WORK_NEEDED = ("local_batch", "sample_flops", "parameter_bytes")
 WORK_COUNTS = ("local_batch", "optimizer_slots")
 WORK_LIMITS = dict.fromkeys(Work.__struct_fields__, 10**18) | {"local_batch": BATCH_LIMIT, "optimizer_slots": 255}
@@ -185,6 +187,7 @@ class JobSpec(Value):
             "global_batch_most": self.batches.most,
             "local_batch_least": self.batches.local_least,
             "local_batch_most": self.batches.local_most,
+            "local_batch_most_by_gpu": {each.gpu: each.most for each in self.batches.by_gpu},
             "work": self.work and {name: getattr(self.work, name) for name in WORK_LIMITS},
             "gpus_per_rank": self.demand.gpus,
             "cpus_per_rank": self.demand.cpus,
@@ -250,6 +253,7 @@ class _SpecReader:
                     str(key), f"unknown key{nearest(str(key), list(known))}", "remove it or correct the spelling"
                 )
         ranks, ranks_most = self._integer("ranks", 1, RANKS_LIMIT, 1), self._ranks_most()
+        batches = self._batches(ranks, ranks_most)
         spec = JobSpec(
             command=self._command(),
             name=self._text("name", 63),
@@ -258,7 +262,7 @@ class _SpecReader:
             priority=self._integer("priority", -PRIORITY_LIMIT, PRIORITY_LIMIT, 0),
             ranks=ranks,
             ranks_most=ranks_most,
-            batches=self._batches(ranks, ranks_most),
+            batches=batches,
             work=self._work(),
             demand=Demand(
                 gpus=self._integer("gpus_per_rank", 0, 64, 0),
@@ -266,6 +270,7 @@ class _SpecReader:
                 memory_bytes=self._integer("memory_bytes_per_rank", 0, 2**50, 0),
                 gpu_type=self._text("gpu_type", 63),
                 gpu_memory_bytes=self._integer("gpu_memory_bytes", 0, 2**50, 0),
+                refused_gpus=batches.refused_gpus,
             ),
             per_node=self._boolean("per_node"),
             elastic=self._elastic(),
@@ -354,14 +359,41 @@ class _SpecReader:
         """Without a first one nothing is said of batches; of the others those that are left out bind nothing."""
         given = {key: self._integer(key, 0, BATCH_LIMIT, 0) for key in BATCH_KEYS}
         first, most, least, local = given.values()
+        by_gpu = self._by_gpu()
         if not first:
-            for key in [key for key, value in given.items() if value][:1]:
+            for key in [key for key, value in (given | {BY_GPU: by_gpu}).items() if value][:1]:
                 self._complain(key, "says nothing without a global_batch", "name a global_batch, or leave this out")
             return BatchRange()
-        batches = BatchRange(first, most or first, least or 1, local or most or first)
+        if by_gpu and not local:
+            self._complain(
+                "local_batch_most", f"is missing beside {BY_GPU}", "the limit on GPUs that are not named there"
+            )
+        batches = BatchRange(first, most or first, least or 1, local or most or first, by_gpu)
         for key, problem, remedy in _batch_problems(batches, ranks, ranks_most):
             self._complain(key, problem, remedy)
         return batches
+
+    def _by_gpu(self) -> tuple[GpuBatch, ...]:
+        """Limits of local batches by parts of the names of GPUs' models, which need not be there yet."""
+        value = self._document.get(BY_GPU, {})
+        if not isinstance(value, Mapping):
+            self._complain(BY_GPU, f"must be an object, not {_say(value)}", 'for example {"a100": 128, "t4": 16}')
+            return ()
+        if len(value) > GPU_BATCHES_MOST:
+            self._complain(
+                BY_GPU, f"names {len(value)} models, more than {GPU_BATCHES_MOST}", "name parts that they share"
+            )
+            return ()
+        limits = []
+        for name, most in value.items():
+            if not _is_usable(name) or not name.isprintable() or not 0 < len(name.strip()) <= len(name) <= MODEL_LIMIT:
+                self._complain(BY_GPU, f"{_say(name)} is no part of a model's name", 'such as "a100"')
+            elif not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= BATCH_LIMIT:
+                remedy = f"a whole number from 1 to {BATCH_LIMIT}"
+                self._complain(f"{BY_GPU}/{_escaped(name)}", f"{_say(most)} is no number of samples", remedy)
+            else:
+                limits.append(GpuBatch(name, most))
+        return tuple(limits)
 
     def _work(self) -> Work | None:
         """Bytes and operations of a model; without `moved_bytes` all its parameters are moved in a step."""

@@ -196,7 +196,14 @@ _SHORTER: tuple[Callable[[JobCard], JobCard], ...] = (
     lambda card: replace(card, program=""),
     lambda card: replace(card, estimate=card.estimate and replace(card.estimate, points=())),
     lambda card: replace(card, name=card.name[:8], user=card.user[:8], queue=card.queue[:8]),
-    lambda card: replace(card, nodes=(), exclude=(), hides_constraints=bool(card.nodes or card.exclude)),
+    lambda card: replace(card, elastic=card.elastic and replace(card.elastic, batches=card.elastic.batches.on(""))),
+    lambda card: replace(
+        card,
+        nodes=(),
+        exclude=(),
+        demand=replace(card.demand, refused_gpus=()),
+        hides_constraints=bool(card.nodes or card.exclude or card.demand.refused_gpus),
+    ),
 )
 """What a card that is too large gives up, in this order, before any of its shares."""
 

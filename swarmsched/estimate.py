@@ -36,6 +36,16 @@ class NoisePoint(Value):
     noise: Amount
 
 
+class GpuBatch(Value):
+    """A limit of local batches on GPUs whose model has `gpu` in its name, in capitals or not."""
+
+    gpu: Name
+    most: U32
+
+
+GPU_BATCHES_MOST = 8
+
+
 class BatchRange(Value):
     """Which batch sizes a job allows, in samples; `first` 0 stands for one that may not be changed."""
 
@@ -43,6 +53,28 @@ class BatchRange(Value):
     most: U32 = 0  # global
     local_least: U32 = 0
     local_most: U32 = 0
+    by_gpu: Annotated[tuple[GpuBatch, ...], Meta(max_length=GPU_BATCHES_MOST)] = ()  # local ones, in place of the most
+
+    def on(self, gpu: str) -> "BatchRange":
+        """On GPUs of a class: of several models the least limit counts, and of a class that is not known that of all.
+
+        A limit below the least counts for none: a job gets no GPUs of such a model.
+        """
+        if not self.by_gpu:
+            return self
+        every = [self.local_most, *[each.most for each in self.by_gpu]]
+        limits = [self._most_on(model) for model in gpu.split("+")] if gpu else every
+        possible = [each for each in limits if each >= self.local_least] or [self.local_most]
+        return replace(self, local_most=min(possible), by_gpu=())
+
+    def _most_on(self, model: str) -> int:
+        """Of several names that a model has in it the least limit counts: nobody runs out of memory by another one."""
+        return min([each.most for each in self.by_gpu if each.gpu.lower() in model.lower()], default=self.local_most)
+
+    @property
+    def refused_gpus(self) -> tuple[str, ...]:
+        """Names of the models that do not hold the least local batch."""
+        return tuple([each.gpu for each in self.by_gpu if each.most < self.local_least])
 
 
 class Elastic(Value):

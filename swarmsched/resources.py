@@ -45,11 +45,15 @@ class NodeResources(Value):
     memory_bytes: U53
 
 
+Device = tuple[str, int, tuple[str, ...]]
+
+
 class Demand(Value):
     """What one rank of a job needs.  A rank without GPUs (`gpus` 0) is allowed.
 
     `cpus` and `memory_bytes` of 0 mean "not counted"; an empty `gpu_type` accepts any, otherwise it is a
-    case-insensitive part of the model name; `gpu_memory_bytes` is the least memory of each GPU.
+    case-insensitive part of the model name; `gpu_memory_bytes` is the least memory of each GPU.  `refused_gpus` are
+    parts of the names of models that it does not take.
     """
 
     gpus: U16 = 0
@@ -57,6 +61,12 @@ class Demand(Value):
     memory_bytes: U53 = 0
     gpu_type: Name = ""
     gpu_memory_bytes: U53 = 0
+    refused_gpus: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()
+
+    @property
+    def device(self) -> Device:
+        """All of it that says which devices suit."""
+        return (self.gpu_type, self.gpu_memory_bytes, self.refused_gpus)
 
 
 class GpuCount(Value):
@@ -125,7 +135,8 @@ Shares = Annotated[tuple[Share, ...], Meta(max_length=SHARES_MOST)]
 def suits(gpu: Gpu | GpuCount, demand: Demand) -> bool:
     """True when a device, booked or not, meets type and memory of the demand."""
     is_of_type = not demand.gpu_type or demand.gpu_type.lower() in gpu.model.lower()
-    return is_of_type and gpu.memory_bytes >= demand.gpu_memory_bytes
+    is_refused = demand.refused_gpus and any(each.lower() in gpu.model.lower() for each in demand.refused_gpus)
+    return is_of_type and not is_refused and gpu.memory_bytes >= demand.gpu_memory_bytes
 
 
 def counted(gpus: Iterable[Gpu]) -> tuple[GpuCount, ...]:

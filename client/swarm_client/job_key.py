@@ -10,6 +10,7 @@ from swarm_client.quantity import deadline, duration, number, size, whole
 
 GPUS_MOST = 4_096
 BATCH_MOST = 2**31
+LOCAL_BATCH_EXAMPLE = "8:64,a100=128,t4=16"
 WORK_EXAMPLE = "local_batch=32,sample_flops=8.2e9,parameter_bytes=97M"
 
 
@@ -54,8 +55,31 @@ def _batch(text: str) -> str:
 
 
 def _local_batch(text: str) -> str:
-    """MAX, or MIN:MAX, as it is."""
-    return _range(text, BATCH_MOST, ("MIN", "MAX") if ":" in text else ("MAX",), "8:32")
+    """MAX, or MIN:MAX, and other limits by parts of GPUs' models, as it is."""
+    plain, *others = [part.strip() for part in text.split(",")]
+    if "=" in plain:
+        raise ValueError(f"begins with {plain!r}; begin with the limit on all other GPUs, as in {LOCAL_BATCH_EXAMPLE}")
+    _range(plain, BATCH_MOST, ("MIN", "MAX") if ":" in plain else ("MAX",), "8:32")
+    named = set[str]()
+    for part in others:
+        gpu, equals, most = (piece.strip() for piece in part.partition("="))
+        if not gpu or not equals:
+            raise ValueError(f"{part!r} must be GPU=MAX, as in {LOCAL_BATCH_EXAMPLE}")
+        if gpu.lower() in named:
+            raise ValueError(f"{gpu} is named twice; name each part of a model once")
+        named.add(gpu.lower())
+        try:
+            whole(1, BATCH_MOST)(most)
+        except ValueError as error:
+            raise ValueError(f"MAX {most!r} of {gpu} {error}, as in {LOCAL_BATCH_EXAMPLE}") from None
+    return text
+
+
+def local_limits(text: str) -> tuple[str, dict[str, int]]:
+    """What was read above: the range, and the limits by part of a GPU's model."""
+    plain, *others = text.split(",")
+    limits = [part.split("=") for part in others]
+    return plain.strip(), {gpu.strip(): int(most) for gpu, most in limits}
 
 
 def _range(text: str, most: int, ends: tuple[str, ...], example: str) -> str:
@@ -200,8 +224,8 @@ KEYS: tuple[JobKey, ...] = (
     JobKey(
         "local_batch",
         "--local-batch",
-        "MIN:MAX",
-        "samples of one rank in a step (default 1:MAX of --batch)",
+        "MIN:MAX[,GPU=MAX]",
+        "samples of one rank at once (default 1:MAX of --batch), and another MAX by part of a GPU's model",
         _local_batch,
         kinds=(str, int),
     ),

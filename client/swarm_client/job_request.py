@@ -94,9 +94,7 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     }
     if most:
         spec["ranks_most"] = _shape(values | {"gpus": int(most)})[0]
-    for key, names in _RANGES.items():
-        parts = [int(part) for part in str(values.get(key, "")).split(":") if part]
-        spec |= dict(zip(names[-len(parts) :] if parts and key == "local_batch" else names, parts, strict=False))
+    spec |= _batches(values)
     for key, name in _PLAIN.items():
         if key in values:
             spec[name] = values[key]
@@ -114,6 +112,17 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     request = JobRequest(spec, folder, values.get("sync"), requirements, values.get("include", ()))
     request.has_size = not {"gpus", "ranks", "gpus_per_rank"}.isdisjoint(values)
     return request
+
+
+def _batches(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of global and local batches."""
+    ranges = {key: str(values.get(key, "")) for key in _RANGES}
+    ranges["local_batch"], by_gpu = job_key.local_limits(ranges["local_batch"])
+    found: dict[str, Any] = {"local_batch_most_by_gpu": by_gpu} if by_gpu else {}
+    for key, names in _RANGES.items():
+        parts = [int(part) for part in ranges[key].split(":") if part]
+        found |= dict(zip(names[-len(parts) :] if parts and key == "local_batch" else names, parts, strict=False))
+    return found
 
 
 def _refuse_contradictions(values: Mapping[str, Any]) -> None:
@@ -170,6 +179,7 @@ _KEYS = {
     **{key: key for key in ("name", "ranks", "gpus_per_rank", "exclude", "env", "workdir", "venv", "requirements")},
     "ranks_most": "gpus",
     "nodes": "node",
+    "local_batch_most_by_gpu": "local_batch",
 }
 """Of specifications, by the keys that options and job files have for them."""
 

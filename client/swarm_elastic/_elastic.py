@@ -91,7 +91,8 @@ class Elastic:
         self._scheduler_per = one_of("scheduler_per", scheduler_per, PER)
         limit_s = seconds("timeout_s", timeout_s, TIMEOUT_LEAST_S)
         self.global_batch = whole("global_batch", global_batch, 1, SAMPLES_MAX)
-        self.micro_batch = whole("micro_batch", micro_batch, 0)
+        limits = [whole("micro_batch", micro_batch, 0), _reports.local_batch_most() if self._is_stepping else 0]
+        self.micro_batch = min([each for each in limits if each], default=0)
         self.step_number = self.samples = 0
         self.rounds = 0  # sums that succeeded, with or without samples in them
         self._finished = 0  # the round after which all members had come to the end of their steps

@@ -84,6 +84,12 @@ def batch_up_to(most: int, default: int) -> int:
     return _reporter().ask_batch(default, most)
 
 
+def local_batch_most() -> int:
+    """Samples that this process may take at once on the GPUs that it has (`--local-batch`); 0: as many as it likes."""
+    most = os.environ.get("SWARM_LOCAL_BATCH_MOST", "")
+    return int(most) if most.isdecimal() else 0
+
+
 def follow_batch(batch: int) -> None:
     """The job trains with this global batch, as its first rank was told: what this process was told is older."""
     if _reporter().told_batch:  # else nobody chooses one, and another training of this process keeps its own

@@ -165,7 +165,8 @@ def need(demand: Demand, ranks: int) -> str:
     if demand.gpus:
         kind = f" of type {demand.gpu_type}" if demand.gpu_type else ""
         least = f" with {_gib(demand.gpu_memory_bytes)} each" if demand.gpu_memory_bytes else ""
-        parts.append(f"{amount(ranks * demand.gpus, 'GPU')}{kind}{least}")
+        other = f" other than {', '.join(demand.refused_gpus)}" if demand.refused_gpus else ""
+        parts.append(f"{amount(ranks * demand.gpus, 'GPU')}{kind}{other}{least}")
         if ranks > 1 and demand.gpus > 1:
             parts.append(f"{demand.gpus} together per rank")
     if demand.cpus:

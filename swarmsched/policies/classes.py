@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from swarmsched.ids import NodeId
-from swarmsched.models.goodput import Floats
+from swarmsched.models.goodput import Floats, Goodput, Question
 from swarmsched.policies.placement import permitted
-from swarmsched.policies.resizing import elastic_of
+from swarmsched.policies.resizing import elastic_of, question
 from swarmsched.policies.room import Room
 from swarmsched.policies.sites import ANY_GPU
 from swarmsched.view import JobView, NodeView
@@ -24,6 +24,7 @@ ROUNDS_LEAST, ROUNDS_MOST = 6, 30
 WORK_MOST = 2e7
 """Numbers that are looked at for it; with thousands of jobs prices are rougher."""
 STEP, SMALLER = 0.6, 0.9
+LEAST_RATE = 1e-12
 
 
 class Bidding(Protocol):
@@ -38,6 +39,9 @@ class Bidding(Protocol):
     ranks: int
     gpu: str
     changes_class: bool
+    limited: Mapping[str, Floats]
+    by_gpu: Mapping[str, Goodput | None]
+    goodput: Goodput | None
 
 
 B = TypeVar("B", bound=Bidding)
@@ -72,10 +76,32 @@ def parts(nodes: Iterable[NodeView]) -> Mapping[str, float]:
     return {model: count / total for model, count in counts.items()} if total else {}
 
 
-def mean_speed(job: JobView, of_all: Mapping[str, float]) -> float:
+def mean_speed(job: JobView, of_all: Mapping[str, float], limited: Mapping[str, float]) -> float:
     """How many times as fast a job would be on an average GPU as on those of which its estimate tells."""
     known = {each.gpu: each.ratio for each in job.on_classes}
-    return sum([part * known.get(gpu, 1.0) for gpu, part in of_all.items()]) if known else 1.0
+    speeds = [part * known.get(gpu, 1.0) * limited.get(gpu, 1.0) for gpu, part in of_all.items()]
+    return sum(speeds) if known else 1.0
+
+
+def questions(job: JobView, most: int, per_node: int, names: Sequence[str]) -> dict[str, Question]:
+    """What a book is asked of a job: once, or for each class where its local batches have a limit of their own on some.
+
+    The class with the largest comes first: whatever can be dealt to so many ranks elsewhere can be there.
+    """
+    batches = elastic_of(job).batches
+    wanted = sorted(names, key=lambda name: -batches.on(name).local_most) if batches.by_gpu else names[:1]
+    asked = {gpu: question(job, job.card.estimate, most, per_node, gpu) for gpu in wanted}
+    return {gpu: each for gpu, each in asked.items() if each}
+
+
+def limited_speeds(by_gpu: Mapping[str, Goodput | None]) -> dict[str, Floats]:
+    """How many times as fast a job is by its limit on a class as by that on the first, by world size; none where there
+    is but one."""
+    first, *others = by_gpu.items() or [("", None)]
+    if not others or first[1] is None:
+        return {}
+    most = np.maximum(first[1].rate, LEAST_RATE)
+    return {gpu: goodput.rate / most for gpu, goodput in by_gpu.items() if goodput}
 
 
 def assign(bids: Sequence[Bidding], there: Sequence[Pool], room: Room) -> None:
@@ -88,8 +114,14 @@ def assign(bids: Sequence[Bidding], there: Sequence[Pool], room: Room) -> None:
             table[row, column, : len(value)] = value
     chosen = _chosen(table, np.array([bid.per_rank for bid in bids]), np.array([pool.gpus for pool in there], float))
     for bid, of_bid, column in zip(bids, values, chosen, strict=True):
-        bid.gpu, bid.value = there[column].gpu, of_bid[column]
+        bid.value = of_bid[column]
+        _settle(bid, there[column].gpu)
         bid.changes_class = bool(bid.held) and not _is_in(bid.job, there[column])
+
+
+def _settle(bid: Bidding, gpu: str) -> None:
+    """With the batches that are best there."""
+    bid.gpu, bid.goodput = gpu, bid.by_gpu.get(gpu, bid.goodput)
 
 
 def _values(bid: Bidding, pool: Pool, room: Room) -> Floats:
@@ -105,6 +137,8 @@ def _values(bid: Bidding, pool: Pool, room: Room) -> Floats:
     if not may_move or most < elastic_of(job).ranks_least or (job.card.hides_constraints and not is_there):
         return np.zeros(1)
     value = bid.value[: most + 1] * _speed(job, pool.gpu, is_likely=bool(bid.held) and not is_there)
+    if pool.gpu in bid.limited:
+        value *= bid.limited[pool.gpu][: len(value)]
     if bid.held and not is_there and bid.held < len(value):
         value[bid.held] *= bid.after_pause
     return value
@@ -156,4 +190,5 @@ def deal_each(bids: Sequence[B], there: Sequence[Pool], deal: Callable[[Sequence
         for bid in of_class:
             bid.reserved = reserved.get(bid.job.job_id, bid.reserved)
             if bid.changes_class and bid.ranks < bid.reserved:
-                bid.ranks, bid.changes_class, bid.gpu = bid.reserved, False, _class_of(bid.job, there)
+                bid.ranks, bid.changes_class = bid.reserved, False
+                _settle(bid, _class_of(bid.job, there))

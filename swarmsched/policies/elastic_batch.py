@@ -27,6 +27,7 @@ from swarmsched.policies.resizing import (
     Sized,
     dealt_to_one,
     elastic_of,
+    gpu_of,
     measured,
     opened,
     placed,
@@ -76,7 +77,7 @@ class ElasticBatch:
         jobs, kept, room, free = opened(view, may_resize)
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         order = [job for _, job in in_rank_order(jobs, SubmitOrder({}), now_s)]
-        tables = [self._table(job, dealt_to_one(job, room, free), per_node) for job in order]
+        tables = [self._table(job, dealt_to_one(job, room, free), per_node, gpu_of(job, room)) for job in order]
         admitted = _admitted(tables, free, room)
         digest, before = _digest(admitted, free), decode(view.memory, type=_Dealt) if view.memory else _Dealt()
         if before.digest == digest and all(each.held for each in admitted):
@@ -88,12 +89,12 @@ class ElasticBatch:
         plan = Plan((*kept, *placed(tables, room, Room(view.nodes))), encode(_Dealt(digest, wanted)))
         return reviewed(plan, self._book)
 
-    def _table(self, job: JobView, gpus: int, per_node: int) -> Table:
+    def _table(self, job: JobView, gpus: int, per_node: int, gpu: str) -> Table:
         elastic, per_rank = elastic_of(job), max(1, job.demand.gpus)
         limit = min(elastic.ranks_most, (self._gpus_max or gpus) // per_rank, gpus // per_rank)
         most = max(1, elastic.ranks_least, limit)
         job, estimate = replace(job, own=self._trusted(job.own)), self._trusted(job.card.estimate)
-        goodput = measured(job, estimate, self._book, most, max(1, per_node // per_rank))
+        goodput = measured(job, estimate, self._book, most, max(1, per_node // per_rank), gpu)
         value = self._rate(goodput, elastic) if goodput else unmeasured(job, most)
         value[: max(1, elastic.ranks_least)] = 0.0
         if not value.any():  # nothing that was measured lets it train

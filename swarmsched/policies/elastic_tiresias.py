@@ -20,6 +20,7 @@ from swarmsched.policies.resizing import (
     deal_and_place,
     dealt_to_one,
     elastic_of,
+    gpu_of,
     measured,
     opened,
     reviewed,
@@ -78,7 +79,7 @@ class ElasticTiresias(Tiresias):
         ids = {job.job_id for job in jobs}
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         grown = [
-            self._grown(place, dealt_to_one(place.job, room, free), per_node)
+            self._grown(place, dealt_to_one(place.job, room, free), per_node, gpu_of(place.job, room))
             for place in line.places
             if place.job.job_id in ids
         ]
@@ -88,11 +89,11 @@ class ElasticTiresias(Tiresias):
     def _deal(self, grown: Sequence[Grown], free: int) -> None:
         _expand(grown, self._compacted(grown, _down_the_line(grown, free)))
 
-    def _grown(self, place: Place, gpus: int, per_node: int) -> Grown:
+    def _grown(self, place: Place, gpus: int, per_node: int, gpu: str) -> Grown:
         job, elastic = place.job, elastic_of(place.job)
         per_rank = max(1, job.demand.gpus)
         most = max(1, elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank))
-        goodput = measured(job, job.card.estimate, self._book, most, max(1, per_node // per_rank))
+        goodput = measured(job, job.card.estimate, self._book, most, max(1, per_node // per_rank), gpu)
         rate = goodput.with_batch(elastic.global_batch or elastic.batches.first) if goodput else unmeasured(job, most)
         if not rate[elastic.ranks_least :].any():  # nothing that was measured lets it train
             rate = unmeasured(job, most)

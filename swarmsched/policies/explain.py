@@ -167,7 +167,7 @@ def speed_question(
     spec, per_rank = record.spec, max(1, record.spec.demand.gpus)
     held = world_size(record.training)
     there = sum(node.capacity.gpu_count for node in nodes) // per_rank if spec.demand.gpus else spec.ranks_most
-    batches = spec.batches if spec.batches.first else batches_of(estimate)
+    batches = spec.batches.on(estimate.gpu) if spec.batches.first else batches_of(estimate)
     return SpeedQuestion(
         believed(estimate, kind) if kind is not None else estimate,
         ranks_least=spec.ranks,
@@ -216,8 +216,8 @@ def _capacity_sentence(spec: JobSpec, allowed: Mapping[NodeId, Free]) -> str:
     if demand.gpus:
         fitting = sum(suitable(has.gpus, demand) for has in allowed.values())
         most = max(suitable(has.gpus, demand) for has in allowed.values())
-        kind = " of that kind" if demand.gpu_type or demand.gpu_memory_bytes else ""
-        if not fitting and demand.gpu_type:
+        kind = " of that kind" if any(demand.device) else ""
+        if not fitting and (demand.gpu_type or demand.refused_gpus):
             models = sorted({gpu.model for has in allowed.values() for gpu in has.gpus})
             kind += f" (there are {', '.join(models) or 'none at all'})"
         parts.append(f"{amount(fitting, 'GPU')}{kind}, at most {most} on one node")
@@ -353,6 +353,8 @@ def _gpu_shortage(node: NodeView, demand: Demand) -> str:
     if demand.gpu_memory_bytes and devices and not any(suits(gpu, demand) for gpu in devices):
         most = max(gpu.memory_bytes for gpu in devices) / 2**30
         return f"GPUs have {most:.4g} GiB, less than {demand.gpu_memory_bytes / 2**30:.4g} GiB"
+    if demand.refused_gpus and devices and not suitable(devices, demand):
+        return f"GPU type {', '.join(models)} does not hold the least local batch that the job takes"
     free = suitable(node.free.gpus, demand)
     if node.total_gpus < demand.gpus:
         return f"has {amount(node.total_gpus, 'GPU')}, fewer than the {demand.gpus} of one rank"

@@ -21,6 +21,7 @@ from swarmsched.policies.reason import shortage
 from swarmsched.policies.resizing import (
     dealt_to_one,
     elastic_of,
+    gpu_of,
     measured,
     named,
     opened,
@@ -75,14 +76,15 @@ class Optimus:
         self._book.begin()
         jobs, others, room, free = opened(view, may_resize)
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
-        sized = [self._sized(job, dealt_to_one(job, room, free), per_node) for job in jobs]
+        sized = [self._sized(job, dealt_to_one(job, room, free), per_node, gpu_of(job, room)) for job in jobs]
         _deal(sized, free)
         return reviewed(Plan((*others, *_placed(sized, room, Room(view.nodes)))), self._book)
 
-    def _sized(self, job: JobView, gpus: int, per_node: int) -> _Sized:
+    def _sized(self, job: JobView, gpus: int, per_node: int, gpu: str) -> _Sized:
         per_rank = max(1, job.demand.gpus)
         elastic, estimate = elastic_of(job), job.card.estimate
-        goodput = measured(job, estimate, self._book, ranks_looked_at(job, gpus), max(1, per_node // per_rank))
+        most = ranks_looked_at(job, gpus)
+        goodput = measured(job, estimate, self._book, most, max(1, per_node // per_rank), gpu)
         if estimate is None or goodput is None or not estimate.remaining:
             return _Sized(job, elastic.ranks_least, np.zeros(elastic.ranks_least + 1), 1.0)
         rate = goodput.with_batch(elastic.global_batch or elastic.batches.first)

@@ -132,17 +132,17 @@ def _rates(view: ClusterView) -> dict[JobId, Rate]:
     jobs = [job for job in view.jobs if job.card.elastic and is_known(job)]
     if not jobs:
         return {}
-    from swarmsched.policies.resizing import question, ranks_looked_at  # noqa: PLC0415  # it brings numpy
+    from swarmsched.policies.resizing import gpu_of, question, ranks_looked_at  # noqa: PLC0415  # it brings numpy
 
     gpus = sum([node.total_gpus for node in view.nodes])
     per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
     book = _book()
     book.begin()
-    asked = [
-        (job, question(job, job.card.estimate, ranks_looked_at(job, gpus), max(1, per_node // max(1, job.demand.gpus))))
-        for job in jobs
-    ]
-    told = [(job, each) for job, each in asked if each]
+    told, room = [], Room(view.nodes)
+    for job in jobs:
+        most, of_node = ranks_looked_at(job, gpus), max(1, per_node // max(1, job.demand.gpus))
+        asked = question(job, job.card.estimate, most, of_node, gpu_of(job, room))
+        told += [(job, asked)] if asked else []
     answers = book.goodputs([each for _, each in told])
     found: dict[JobId, Rate] = {}
     for (job, _), answer in zip(told, answers, strict=True):

@@ -184,7 +184,7 @@ def opened(
 def _choosy_first(jobs: Iterable[JobView]) -> list[JobView]:
     """In an order in which they may give back what they hold: of a node's devices those that suit some jobs alone are
     taken to be theirs, whichever order an agent lists jobs in."""
-    return sorted(jobs, key=lambda job: (not (job.demand.gpu_type or job.demand.gpu_memory_bytes), job.job_id))
+    return sorted(jobs, key=lambda job: (not any(job.demand.device), job.job_id))
 
 
 def _started(job: JobView, room: Room, now: Room) -> Decision:
@@ -417,14 +417,24 @@ def ranks_looked_at(job: JobView, gpus: int) -> int:
     return max(elastic.ranks_least, held, most)
 
 
-def question(job: JobView, estimate: Estimate | None, most: int, per_node: int) -> Question | None:
-    """What a book is asked for what it makes of up to `most` ranks, `per_node` of them on a node; None where its speed,
-    or the batches that can be dealt to them, are not known.
+def gpu_of(job: JobView, room: Room) -> str:
+    """The class of GPUs by whose limits a job's batches are dealt: that which it has, or the only one; empty where
+    there are several, or nothing depends on it."""
+    if not elastic_of(job).batches.by_gpu:
+        return ""
+    classes = room.classes(job.demand)
+    names = {classes[share.node] for share in job.shares if share.node in classes} or {*classes.values()}
+    return "+".join(sorted(names)) if job.shares or len(names) == 1 else ""
+
+
+def question(job: JobView, estimate: Estimate | None, most: int, per_node: int, gpu: str) -> Question | None:
+    """What a book is asked for what it makes of up to `most` ranks on GPUs of a class, `per_node` of them on a node;
+    None where its speed, or the batches that can be dealt to them, are not known.
 
     What jobs of its kind have told may choose its size, never its batch, on which depends what it learns: whoever names
     a job of that kind could change it.
     """
-    batches = elastic_of(job).batches
+    batches = elastic_of(job).batches.on(gpu)
     if estimate is None or not (estimate.speed or estimate.points) or not (batches.first and batches.local_most):
         return None
     if most > TABLE_RANKS_MOST:
@@ -436,9 +446,11 @@ def question(job: JobView, estimate: Estimate | None, most: int, per_node: int) 
     return Question(estimate, batches, most, per_node, job.own if batches.first < batches.most else None)
 
 
-def measured(job: JobView, estimate: Estimate | None, book: GoodputBook, most: int, per_node: int) -> Goodput | None:
+def measured(
+    job: JobView, estimate: Estimate | None, book: GoodputBook, most: int, per_node: int, gpu: str
+) -> Goodput | None:
     """The answer."""
-    asked = question(job, estimate, most, per_node)
+    asked = question(job, estimate, most, per_node, gpu)
     return book.goodputs([asked])[0] if asked else None
 
 

@@ -10,6 +10,7 @@ from swarmsched.api import JobState
 from swarmsched.ids import NodeId
 from swarmsched.resources import (
     Demand,
+    Device,
     Free,
     GpuCount,
     Share,
@@ -37,7 +38,7 @@ class Room:
         self,
         free: dict[NodeId, Free],
         capacity: Mapping[NodeId, Free],
-        classes: dict[tuple[str, int], Mapping[NodeId, str]],
+        classes: dict[Device, Mapping[NodeId, str]],
     ) -> None:
         self._free = free
         self._capacity = capacity
@@ -105,7 +106,7 @@ class Room:
 
     def classes(self, demand: Demand) -> Mapping[NodeId, str]:
         """The class of GPUs that each node has for a demand, for the nodes that have any, booked or not."""
-        key = (demand.gpu_type, demand.gpu_memory_bytes)
+        key = demand.device
         known = self._classes.get(key)
         if known is None:
             found = {node: gpu_class(has.gpus, demand) for node, has in self._capacity.items()}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.placement import ODD, hashed, tightness
 from swarmsched.policies.room import Room
-from swarmsched.resources import Demand, Share
+from swarmsched.resources import Demand, Device, Share
 from swarmsched.view import JobView
 
 Ints = NDArray[np.int64]
@@ -34,7 +34,7 @@ class Sites:
         self._hashes = np.array([hashed(name) for name in self._names], np.uint64)
         self._left = _Column(room, self._at, self._left_on)
         self._held: dict[Demand, _Column] = {}
-        self._classes: dict[tuple[str, int], Mapping[str, Mask]] = {}
+        self._classes: dict[Device, Mapping[str, Mask]] = {}
         self._spread: dict[JobId, list[int]] = {}  # of jobs on several nodes
         self._crowd = np.zeros(len(self._names), np.int64)  # how many of those each node has
         for job in jobs:
@@ -133,7 +133,7 @@ class Sites:
         return only
 
     def _nodes_by_class(self, demand: Demand) -> Mapping[str, Mask]:
-        key = (demand.gpu_type, demand.gpu_memory_bytes)
+        key = demand.device
         if not demand.gpus:
             return {}
         if key not in self._classes:

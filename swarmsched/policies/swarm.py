@@ -35,17 +35,17 @@ from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.models.interference import Interference
 from swarmsched.models.lengths import LEAST_S
 from swarmsched.policies.base import inverse_priority, is_known, joined, seconds_left
-from swarmsched.policies.classes import assign, deal_each, mean_speed, parts, pools
+from swarmsched.policies.classes import assign, deal_each, limited_speeds, mean_speed, parts, pools, questions
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
 from swarmsched.policies.resizing import (
     Sized,
     at_least,
     deal_and_place,
     elastic_of,
+    gpu_of,
     never_given_up,
     opened,
     place_made,
-    question,
     ranks_looked_at,
     reviewed,
     unmeasured,
@@ -72,6 +72,8 @@ class Candidate(Sized):
     turn: Turn
     value: Floats = field(init=False)
     after_pause: float = field(default=1.0, init=False)  # the part of a gain that is left of it after a change
+    limited: Mapping[str, Floats] = field(default_factory=dict, init=False)  # see `limited_speeds`
+    by_gpu: Mapping[str, Goodput | None] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,9 +169,10 @@ class Swarm:
         of which nothing is known has no other place; one at a look, and none without `moves`.
         """
         jobs, kept, room, free = opened(view, turns.may_change)
-        candidates = self._candidates(jobs, free, view, turns, now_s)
-        deal_sizes = partial(_deal_sizes, candidates, free, view.utc_s)
         there = [] if room.is_of_one_class(ANY_GPU) or any(_must_mix(job, room) for job in jobs) else pools(room)
+        classes = [[pool.gpu for pool in there] or [gpu_of(job, room)] for job in jobs]
+        candidates = self._candidates(jobs, classes, free, view, turns, now_s)
+        deal_sizes = partial(_deal_sizes, candidates, free, view.utc_s)
         if len(there) > 1 and candidates:
             assign(candidates, there, room)
             deal_sizes = partial(deal_each, candidates, there, partial(_deal_sizes, utc_s=view.utc_s))
@@ -182,10 +185,16 @@ class Swarm:
         return decisions
 
     def _candidates(
-        self, jobs: Sequence[JobView], gpus: int, view: ClusterView, turns: Turns, now_s: float
+        self,
+        jobs: Sequence[JobView],
+        classes: Sequence[Sequence[str]],
+        gpus: int,
+        view: ClusterView,
+        turns: Turns,
+        now_s: float,
     ) -> list[Candidate]:
-        """The jobs with what they are worth at each size."""
-        found = self._known(jobs, gpus, view, turns, now_s)
+        """The jobs, and of each the classes on which it may run, with what they are worth at each size."""
+        found = self._known(jobs, classes, gpus, view, turns, now_s)
         value = self._value(found, turns, now_s)
         order = sorted(range(len(found)), key=lambda row: found[row].precedence, reverse=True)
         weights = np.empty((len(found), 1))
@@ -199,20 +208,27 @@ class Swarm:
         return found
 
     def _known(
-        self, jobs: Sequence[JobView], gpus: int, view: ClusterView, turns: Turns, now_s: float
+        self,
+        jobs: Sequence[JobView],
+        classes: Sequence[Sequence[str]],
+        gpus: int,
+        view: ClusterView,
+        turns: Turns,
+        now_s: float,
     ) -> list[Candidate]:
         """The jobs with what is known of them."""
         share = max(1, gpus // max(1, len(jobs)))
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         most = [turns.most_at_start(job, ranks_looked_at(job, gpus), gpus) for job in jobs]
         asked = [
-            question(job, job.card.estimate, ranks, max(1, per_node // max(1, job.demand.gpus)))
-            for job, ranks in zip(jobs, most, strict=True)
+            questions(job, ranks, max(1, per_node // max(1, job.demand.gpus)), names)
+            for job, ranks, names in zip(jobs, most, classes, strict=True)
         ]
-        answers = iter(self._book.goodputs([each for each in asked if each]))
+        answers = iter(self._book.goodputs([each for by_gpu in asked for each in by_gpu.values()]))
+        told = [{gpu: next(answers) for gpu in by_gpu} for by_gpu in asked]
         return [
-            self._candidate(job, share, ranks, next(answers) if each else None, turns, now_s, per_node)
-            for job, ranks, each in zip(jobs, most, asked, strict=True)
+            self._candidate(job, share, ranks, by_gpu, turns, now_s, per_node)
+            for job, ranks, by_gpu in zip(jobs, most, told, strict=True)
         ]
 
     def _candidate(
@@ -220,12 +236,13 @@ class Swarm:
         job: JobView,
         share_gpus: int,
         most: int,
-        goodput: Goodput | None,
+        by_gpu: Mapping[str, Goodput | None],
         turns: Turns,
         now_s: float,
         per_node: int,
     ) -> Candidate:
-        """Its rates, and what is left of it."""
+        """Its rates, and what is left of it, by the first class of several whose limits differ."""
+        goodput = next(iter(by_gpu.values()), None)
         per_rank, elastic = max(1, job.demand.gpus), elastic_of(job)
         rate = goodput.rate if goodput else unmeasured(job, most)
         if elastic.ranks_least > 1:
@@ -235,12 +252,14 @@ class Swarm:
         usual = float(rate[share] or rate.max() or 1.0)
         if elastic.ranks_least == elastic.ranks_most or wanted < elastic.ranks_least:
             usual *= wanted / share  # as if it could be had in parts
-        usual *= mean_speed(job, self._gpu_parts)
+        limited = limited_speeds(by_gpu)
+        usual *= mean_speed(job, self._gpu_parts, {gpu: float(speed[share]) for gpu, speed in limited.items()})
         turn = turns.of(job)
         left_s = max(LEAST_S, _left_s(job, goodput, usual) or turn.service_gpu_s / share_gpus)
         ranks_per_node = max(1, per_node // per_rank)
         found = Candidate(job, goodput, elastic.ranks_least, rate, usual, left_s, ranks_per_node, turn)
         found.slowdown = self._interference.part
+        found.by_gpu, found.limited = by_gpu, limited
         lasts_s = min(self._horizon_s, job.running_s(now_s), left_s)
         found.may_part = bool(job.card.elastic) and found.slowdown * (lasts_s + turn.pause_s) > turn.pause_s
         found.after_pause = lasts_s / (lasts_s + turn.pause_s) if lasts_s else 0.0

@@ -64,10 +64,11 @@ class ProfiledPhysics:
     """A job that trains as measured; progress in steps of the first batch."""
 
     profile: Profile  # on the GPUs that it has
-    batches: BatchRange
+    batches: BatchRange  # on the GPUs that it has
     ranks_most: int = 256
     whole: Profile | None = None  # on all GPUs, where `profile` is a part of it
     is_split_alone: bool = False  # above its first batch one GPU takes two micro-steps, as in Pollux' simulator
+    allowed: BatchRange | None = None  # on all GPUs, where `batches` is a part of it
 
     @property
     def total(self) -> float:
@@ -95,14 +96,16 @@ class ProfiledPhysics:
 
     def on(self, gpus: Iterable[str]) -> Self:
         """As measured there; a step waits for the slowest class."""
-        whole = self.whole or self.profile
-        part = whole.on(gpus)
-        return self if part is self.profile else replace(self, profile=part, whole=whole)
+        whole, allowed, names = self.whole or self.profile, self.allowed or self.batches, sorted(gpus)
+        part, batches = whole.on(names), allowed.on("+".join(names))
+        if part is self.profile and batches == self.batches:
+            return self
+        return replace(self, profile=part, whole=whole, batches=batches, allowed=allowed)
 
     def alone_s(self, cluster: Cluster) -> float:
         """Each epoch on the GPUs and with the batch that suit it best, on as few nodes as hold them."""
         packings = cluster.packings(self.ranks_most)
-        return _alone_s(self.whole or self.profile, self.batches, packings, self.is_split_alone)
+        return _alone_s(self.whole or self.profile, self.allowed or self.batches, packings, self.is_split_alone)
 
 
 def _dealt(batch: int, ranks: int, allowed: BatchRange, *, is_split_alone: bool) -> Split | None:
@@ -122,8 +125,9 @@ def _alone_s(
 ) -> float:
     fastest: dict[int, float] = {}  # seconds of a step by global batch
     for gpu, shape in packings:
+        allowed = batches.on(gpu)
         for wanted in candidates(batches, BATCHES):
-            dealt = _dealt(wanted, sum(shape), batches, is_split_alone=is_split_alone)
+            dealt = _dealt(wanted, sum(shape), allowed, is_split_alone=is_split_alone)
             if dealt is not None:
                 step_s = profile.on([gpu]).step_time(shape, dealt.local_batch).with_micro_steps(dealt.micro_steps)
                 size = dealt.batch(sum(shape))

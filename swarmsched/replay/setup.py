@@ -9,7 +9,7 @@ from msgspec.structs import replace as replaced
 
 from swarmsched.api import nearest
 from swarmsched.errors import ConfigError
-from swarmsched.estimate import BatchRange, Elastic
+from swarmsched.estimate import BatchRange, Elastic, GpuBatch
 from swarmsched.gossip.membership_config import PROBE_PERIOD_MAX_S
 from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.gossip.state import ROUND_S
@@ -23,7 +23,7 @@ from swarmsched.replay.knowledge import Knowledge, NothingKnown, PerfectKnowledg
 from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.physics import Physics, ProfiledPhysics, RigidPhysics
-from swarmsched.replay.profiles import Profile, Scaled
+from swarmsched.replay.profiles import Limits, Profile, Scaled
 from swarmsched.replay.rates import Rates, rated
 from swarmsched.replay.workload import DURATIONS, SIZES, STEPS, TraceJob
 from swarmsched.simulator.network import NetworkFaults
@@ -108,6 +108,7 @@ class Replay:
     restart_costs: Mapping[str, float] = field(default_factory=dict)  # seconds by model, in place of the pause
     tells_costs: bool = False  # cards say what a change costs, once a job has started
     gpu_speeds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by model and class; "": any model
+    gpu_batches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # local ones at most, by model and class
     keeps_batch: bool = False  # jobs name no range of batches
     lies: float = 0.0  # standard deviation of the logarithm of the factor by which each job counts its steps wrong
     is_split_alone: bool = False  # above its first batch one GPU takes two micro-steps
@@ -274,7 +275,9 @@ def _job(
     if job.batch and not least <= job.batch <= limits.batch_max:
         problem = f"{job.batch} is no batch of model {job.model!r}"
         raise ConfigError(f"{job.place}, batch_size", problem, f"from {least} to {limits.batch_max}, or empty")
-    batches = BatchRange(limits.initial_batch, limits.batch_max, limits.local_batch_min, limits.local_batch_max)
+    by_gpu = _gpu_batches(job.model, limits, settings, cluster)
+    local = (limits.local_batch_min, limits.local_batch_max)
+    batches = BatchRange(limits.initial_batch, limits.batch_max, *local, by_gpu)
     limit = min(gpus, settings.gpus_most.get(job.model, gpus))
     widest = max(1, min(limit, limits.batch_max // limits.local_batch_min, job.gpus_most or limit))
     physics = ProfiledPhysics(profile, batches, widest, is_split_alone=settings.is_split_alone)
@@ -289,6 +292,17 @@ def _job(
         remedy = f"a number from 1 to {begins_on}, or --keeps-batch"
         raise ConfigError(f"{job.place}, {SIZES[0]}", f"{job.gpus_least} is too many: {problem}", remedy)
     return _submitted(named, job, physics, settings, elastic, batch=0 if rebatches else job.batch)
+
+
+def _gpu_batches(model: str, limits: Limits, settings: Replay, cluster: Cluster) -> tuple[GpuBatch, ...]:
+    """The largest local batches on those classes of the cluster that have a limit of their own."""
+    there = {*cluster.models.values()}
+    known = {gpu: most for gpu, most in settings.gpu_batches.get(model, {}).items() if gpu in there}
+    for gpu, most in known.items():
+        if most < limits.local_batch_min:
+            problem = f"{most} of {gpu!r} is less than the {limits.local_batch_min} of min_local_bsz of model {model!r}"
+            raise ConfigError("gpu_speeds, max_local_bsz", problem, "a larger one, or a --cluster without that class")
+    return tuple([GpuBatch(gpu, most) for gpu, most in known.items()])
 
 
 def _submitted(

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from swarmsched.api import PRIORITY_LIMIT
+from swarmsched.api import BATCH_LIMIT, PRIORITY_LIMIT
 from swarmsched.card import NAME_LENGTH
 from swarmsched.replay.table import SECONDS_MOST, Row, rows, shown
 
@@ -153,3 +153,13 @@ def gpu_speeds(name: str, lines: Iterable[str]) -> dict[str, dict[str, float]]:
             )
         of_model[row["gpu"]] = row.amount("speed", SPEED_LEAST, SPEED_MOST)
     return speeds
+
+
+def gpu_batches(name: str, lines: Iterable[str]) -> dict[str, dict[str, int]]:
+    """The largest local batch of each model by class of GPUs, from the column `max_local_bsz` that such a table may
+    have; errors as above."""
+    limits: dict[str, dict[str, int]] = {}
+    for row in rows(name, lines, ("gpu",)):
+        if row.get("max_local_bsz"):
+            limits.setdefault(row.name("model"), {})[row.name("gpu")] = row.count("max_local_bsz", 1, BATCH_LIMIT)
+    return limits

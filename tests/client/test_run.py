@@ -257,6 +257,15 @@ def test_elastic_and_one_process_for_each_node_exclude_one_another(swarm, agent)
             ["--batch=128:256", "--local-batch=8:32"],
             {"global_batch": 128, "global_batch_most": 256, "local_batch_least": 8, "local_batch_most": 32},
         ),
+        (
+            ["--batch=128", "--local-batch=8:32, A100=128,t4 = 16"],
+            {
+                "global_batch": 128,
+                "local_batch_least": 8,
+                "local_batch_most": 32,
+                "local_batch_most_by_gpu": {"A100": 128, "t4": 16},
+            },
+        ),
     ],
 )
 def test_batches_that_the_swarm_may_choose(swarm, agent, options, expected):
@@ -364,6 +373,13 @@ def test_the_specification_uses_only_keys_that_the_agent_knows(swarm, agent):
         (["run", "-g", "2:", "--", "x"], "MAX '' must be a whole number from 1 to 4096, as in 2:8"),
         (["run", "-g", "1:1000000", "--", "x"], "MAX '1000000' must be a whole number from 1 to 4096, as in 2:8"),
         (["run", "--local-batch", "16:8", "--", "x"], "MIN 16 is larger than MAX 8; write 8:16"),
+        (
+            ["run", "--local-batch", "a100=8", "--", "x"],
+            "begins with 'a100=8'; begin with the limit on all other GPUs, as in 8:64,a100=128,t4=16",
+        ),
+        (["run", "--local-batch", "8,a100", "--", "x"], "'a100' must be GPU=MAX, as in 8:64,a100=128,t4=16"),
+        (["run", "--local-batch", "8,t4=no", "--", "x"], "MAX 'no' of t4 must be a whole number from 1"),
+        (["run", "--local-batch", "8,t4=4,T4=8", "--", "x"], "T4 is named twice"),
         (["run", "-g", "1:4", "--gpus-per-rank", "2", "--", "x"], "1 GPU cannot be split into ranks of 2"),
         (["run", "--array", "0-9", "--", "x"], "--array is not available in this version"),
         (["run", "--image=x", "--", "x"], "--image is not available in this version"),
@@ -439,6 +455,11 @@ def test_a_job_file_may_hold_ranges(swarm, agent, tmp_path, name, text):
         ("job.toml", 'command = "x"\ntime = nan\n', ":2: time: nan must be a finite number"),
         ("job.toml", 'command = "x"\ntime = inf\n', ":2: time: inf must be a finite number"),
         ("job.toml", 'command = "x"\n[work]\nlocal_batch = nan\n', "must be NAME=NUMBER"),
+        (
+            "job.toml",
+            'command = "x"\nlocal_batch = "t4=4"\n',
+            ":2: local_batch: begins with 't4=4'; begin with the limit",
+        ),
         ("job.toml", "command = [\n", "is not TOML"),
         ("job.yaml", "a: [", "is not YAML"),
         ("job.toml", 'command = "x"\narray = "0-9"\n', ":2: array is not available in this version"),

@@ -187,3 +187,19 @@ print([batch_up_to(100, 8) for _ in range(3)])
     code, out, err = Script(tmp_path, text, SWARM_GLOBAL_BATCH="1000").finish()
     assert (code, out) == (0, "[100, 100, 100]\n")
     assert err.count("the swarm chose a global batch of 1000; 100 is trained with: submit with --batch up to that") == 1
+
+
+def test_passes_have_no_more_samples_than_fit_into_the_memory_of_the_gpus_of_the_rank(tmp_path: Path) -> None:
+    text = """
+import torch, swarm_elastic
+from swarm_elastic._ddp import BackwardElastic
+def most(kind, **options):
+    model = torch.nn.Linear(2, 1)
+    return kind(model, torch.optim.SGD(model.parameters(), lr=0.1), global_batch=32, **options).micro_batch
+print([most(swarm_elastic.Elastic, micro_batch=each) for each in (0, 4, 16)], most(BackwardElastic))
+"""
+    for most, told in (("8", "[8, 4, 8] 0\n"), ("", "[0, 4, 16] 0\n")):
+        folder = tmp_path / f"at most {most}"
+        folder.mkdir()
+        script = Script(folder, text, str(TRAIN), SWARM_TASK_SOCKET="", SWARM_LOCAL_BATCH_MOST=most)
+        assert script.finish()[:2] == (0, told)

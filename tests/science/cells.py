@@ -19,7 +19,7 @@ from swarmsched.replay.gossip import GossipReplay
 from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.results import Observer
 from swarmsched.replay.setup import Measured, Replay, prepared
-from swarmsched.replay.workload import TraceJob, gpu_speeds, restart_costs
+from swarmsched.replay.workload import TraceJob, gpu_batches, gpu_speeds, restart_costs
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
 
@@ -157,6 +157,7 @@ class Cell:
             lies=float(one.lies or 0.0),
             keeps_batch=bool(one.keeps),
             gpu_speeds=gpu_speeds(one.speeds, _lines(one.speeds)) if one.speeds else {},
+            gpu_batches=gpu_batches(one.speeds, _lines(one.speeds)) if one.speeds else {},
         )
 
     def observed(self, traces: Path) -> Observer:

@@ -2,7 +2,17 @@
 
 from msgspec.structs import replace
 
-from swarmsched.estimate import MERGED_POINTS, BatchRange, Estimate, NoisePoint, SpeedPoint, batches_of, coarse, merged
+from swarmsched.estimate import (
+    MERGED_POINTS,
+    BatchRange,
+    Estimate,
+    GpuBatch,
+    NoisePoint,
+    SpeedPoint,
+    batches_of,
+    coarse,
+    merged,
+)
 
 
 def test_points_of_other_sizes_stay_and_those_of_the_same_are_replaced() -> None:
@@ -74,3 +84,22 @@ def test_a_job_keeps_the_global_batch_that_was_measured_first() -> None:
     assert batches_of(Estimate()) == batches_of(None) == BatchRange()
     rounded = (SpeedPoint(3, 1, 21, 1.0), SpeedPoint(2, 1, 32, 1.0), SpeedPoint(1, 1, 32, 1.0))
     assert batches_of(Estimate(points=rounded)).first == 64, "a third of 64 samples is told as 21"
+
+
+def test_a_limit_of_local_batches_is_that_of_the_gpu_and_the_least_of_several() -> None:
+    allowed = BatchRange(256, 512, 8, 64, (GpuBatch("a100", 128), GpuBatch("A100-PCIE-40", 96), GpuBatch("t4", 4)))
+
+    def most(gpu: str) -> int:
+        on = allowed.on(gpu)
+        assert (on.first, on.most, on.local_least, on.by_gpu) == (256, 512, 8, ())
+        return on.local_most
+
+    assert most("NVIDIA A100-SXM4-80GB") == 128, "as the name has it, in capitals or not"
+    assert most("NVIDIA A100-PCIE-40GB") == 96, "of two names that it has in it the least"
+    assert most("NVIDIA H200") == 64, "all that are not named"
+    assert most("NVIDIA A100-SXM4-80GB+NVIDIA H200") == 64, "of a server with several models"
+    assert most("") == 64, "where nobody knows"
+    assert most("NVIDIA A100-SXM4-80GB+Tesla T4") == 128, "a job gets none that do not hold its least"
+    assert allowed.refused_gpus == ("t4",)
+    plain = BatchRange(256, 512, 8, 64)
+    assert plain.on("Tesla T4") is plain

@@ -21,6 +21,7 @@ from swarmsched.api import (
     Isolation,
     JobSpec,
 )
+from swarmsched.estimate import GPU_BATCHES_MOST
 from swarmsched.resources import Demand
 
 DEMAND_FIELDS = {
@@ -51,6 +52,11 @@ NARROWER: dict[str, Schema] = {
     "ranks": between("integer", 1, RANKS_LIMIT),
     "ranks_most": between("integer", 0, RANKS_LIMIT),
     **dict.fromkeys(BATCH_KEYS, between("integer", 0, BATCH_LIMIT)),
+    "local_batch_most_by_gpu": {
+        "type": "object",
+        "additionalProperties": between("integer", 1, BATCH_LIMIT),
+        "maxProperties": GPU_BATCHES_MOST,
+    },
     "work": maybe(ASKED_WORK),
     "max_restarts": between("integer", 0, RESTARTS_LIMIT),
     "on_isolation": choice(*(each.value for each in Isolation)),
@@ -74,7 +80,9 @@ def shown_spec() -> Schema:
     """What answers have; types are those of the defaults."""
     properties = {key: _type_of(value) for key, value in JobSpec(command=("true",)).to_json().items()}
     work = maybe(record(dict.fromkeys(WORK_LIMITS, NUMBER)))
-    return record({**properties, "work": work, "env": {"type": "object", "additionalProperties": TEXT}})
+    objects = {"env": TEXT, "local_batch_most_by_gpu": {"type": "integer"}}
+    told = {key: {"type": "object", "additionalProperties": value} for key, value in objects.items()}
+    return record({**properties, "work": work, **told})
 
 
 def _type_of(value: object) -> Schema:

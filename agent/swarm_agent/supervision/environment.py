@@ -22,6 +22,7 @@ from pathlib import Path
 
 from swarm_agent.supervision.tools import Tools
 from swarm_agent.task.account import Account, may_reach
+from swarmsched.estimate import BatchRange
 from swarmsched.resources import Gpu, ranks_by_node
 from swarmsched.task import TaskOrder
 
@@ -129,7 +130,14 @@ def _swarm_variables(order: TaskOrder, gpus: Sequence[Gpu]) -> dict[str, str]:
         "SWARM_GPUS": ",".join(gpu.uuid for gpu in gpus),
         "SWARM_GRACE_SECONDS": f"{spec.grace_s:g}",
         **({"SWARM_WORKER": str(order.part)} if order.part else {}),
+        **_local_batch(spec.batches, gpus),
     } | ({"SWARM_GLOBAL_BATCH": str(batch)} if (batch := order.global_batch or spec.batches.first) else {})
+
+
+def _local_batch(batches: BatchRange, gpus: Sequence[Gpu]) -> dict[str, str]:
+    """How many samples a rank may take at once on the GPUs that it has here, where that binds it."""
+    most = batches.on("+".join({gpu.model for gpu in gpus})).local_most
+    return {"SWARM_LOCAL_BATCH_MOST": str(most)} if most < batches.most else {}
 
 
 def _interface_variables(order: TaskOrder, interface: str) -> dict[str, str]:

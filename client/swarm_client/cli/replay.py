@@ -178,7 +178,11 @@ OPTIONS = (
         read=_deviation,
     ),
     Option("--two-micro-steps", "above its first batch one GPU takes two, as in Pollux' simulator (replay)"),
-    Option("--gpu-speeds", "classes of GPUs that were not measured: a table gpu,speed[,model] (replay)", "FILE"),
+    Option(
+        "--gpu-speeds",
+        "classes of GPUs that were not measured: a table gpu,speed[,model,max_local_bsz] (replay)",
+        "FILE",
+    ),
     Option("--gpus-most", "a model's largest number of GPUs (replay; may be repeated)", "MODEL=N", repeats=True),
 )
 
@@ -343,7 +347,7 @@ def _settings(arguments: Arguments) -> list[Replay]:
     from swarmsched.gossip.state import ROUND_S
     from swarmsched.replay.perfect import Pacing
     from swarmsched.replay.setup import CHECKPOINT_S, MANNERS, Replay
-    from swarmsched.replay.workload import gpu_speeds, restart_costs
+    from swarmsched.replay.workload import gpu_batches, gpu_speeds, restart_costs
 
     manner, costs, speeds = arguments["as"] or "", arguments["restart_costs"], arguments["gpu_speeds"]
     usual = MANNERS[manner].knows if manner in MANNERS else KNOWS_DEFAULT
@@ -360,6 +364,7 @@ def _settings(arguments: Arguments) -> list[Replay]:
         restart_costs=restart_costs(costs, read_lines(Path(costs))) if costs else {},
         tells_costs=bool(arguments["tells_restart_costs"]),
         gpu_speeds=gpu_speeds(speeds, read_lines(Path(speeds))) if speeds else {},
+        gpu_batches=gpu_batches(speeds, read_lines(Path(speeds))) if speeds else {},
         lies=arguments.get("lies", 0.0),
         is_split_alone=bool(arguments["two_micro_steps"]),
         seed=arguments.get("seed", 0),

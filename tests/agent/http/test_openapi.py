@@ -13,7 +13,7 @@ from swarm_agent.http.blobs import PACK_TYPE
 from swarm_agent.http.problem import CONTENT_TYPE, KINDS
 from swarm_agent.http.spec_schema import NARROWER, asked_spec
 from swarm_agent.supervision.kept_work import KeptFolder
-from swarmsched.api import BATCH_KEYS, EndReason, JobSpec, JobState
+from swarmsched.api import BATCH_KEYS, BY_GPU, EndReason, JobSpec, JobState
 from swarmsched.effects import Announce
 from swarmsched.errors import JobRejected
 from swarmsched.ids import NodeId
@@ -204,10 +204,23 @@ def test_what_is_beyond_a_documented_limit_of_a_specification_is_refused(key):
         assert caught.value.problems[0].pointer.startswith(f"/{key}"), value
 
 
-@pytest.mark.parametrize("key", sorted(NARROWER.keys() - {"queue", "on_isolation", *BATCH_KEYS, "ranks_most", "work"}))
+OBJECTS = {"work", BY_GPU}
+
+
+@pytest.mark.parametrize(
+    "key", sorted(NARROWER.keys() - {"queue", "on_isolation", *BATCH_KEYS, "ranks_most", *OBJECTS})
+)
 def test_the_documented_limits_of_the_reader_are_taken(key):
     for value in (SPEC[key]["minimum"], SPEC[key]["maximum"]):
         assert JobSpec.from_json({"command": ["true"], key: value}).to_json()[key] == value
+
+
+@pytest.mark.parametrize("limit", ["minimum", "maximum"])
+def test_the_documented_limits_of_local_batches_by_class_are_taken(limit):
+    most = SPEC[BY_GPU]["additionalProperties"][limit]
+    told = {f"gpu {number}": most for number in range(SPEC[BY_GPU]["maxProperties"])}
+    document = {"command": ["true"], "global_batch": 8, "local_batch_most": 8, BY_GPU: told}
+    assert JobSpec.from_json(document).to_json()[BY_GPU] == told
 
 
 @pytest.mark.parametrize("limit", ["minimum", "maximum"])

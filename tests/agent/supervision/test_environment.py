@@ -19,6 +19,7 @@ from swarm_agent.supervision.environment import (
 )
 from swarm_agent.task.account import Account, find_account
 from swarmsched.errors import ConfigError
+from swarmsched.estimate import BatchRange, GpuBatch
 from swarmsched.ids import NodeId
 from swarmsched.resources import Demand, Gpu, Share
 from swarmsched.task import TaskOrder
@@ -211,3 +212,17 @@ def test_a_job_gets_no_folder_of_the_agents_path_that_it_cannot_enter(tmp_path: 
         assert passable_path(path, find_account("")) == path, "of our own account nothing is hidden"
     finally:
         shutil.rmtree(base)
+
+
+def test_a_rank_is_told_how_many_samples_fit_into_the_memory_of_its_gpus_where_that_binds_it() -> None:
+    limits = BatchRange(256, 512, 8, 64, (GpuBatch("a100", 512), GpuBatch("t4", 16)))
+    of_model = {name: replace(make_gpu(0), model=name) for name in ("NVIDIA A100-SXM4-80GB", "Tesla T4", "NVIDIA H200")}
+
+    def told(batches: BatchRange, *models: str) -> str | None:
+        env = common(on_node("n1", batches=batches), tuple([of_model[each] for each in models]))
+        return env.get("SWARM_LOCAL_BATCH_MOST")
+
+    assert [told(limits, each) for each in of_model] == [None, "16", "64"]
+    assert told(limits, "NVIDIA H200", "Tesla T4") == "16", "one process with all of them"
+    assert told(BatchRange(256, 256, 1, 256), "Tesla T4") is None
+    assert told(BatchRange(), "Tesla T4") is None

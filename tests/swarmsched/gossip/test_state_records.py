@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from swarmsched.api import JobSpec, JobState
 from swarmsched.card import CARD_BYTES_LIMIT, JobCard, card_of, decode_card, encode_card
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
+from swarmsched.estimate import BatchRange, Elastic, Estimate, GpuBatch, SpeedPoint
 from swarmsched.gossip.card_desk import CardDesk
 from swarmsched.gossip.exchange import pack_buckets, pack_listing, unpack_buckets, unpack_listing
 from swarmsched.gossip.location import (
@@ -306,3 +306,23 @@ def test_a_swarm_without_gpus_spreads_the_first_queued_cards_only() -> None:
     net.perform(node, net.planes[node].withdraw_card(job_id(0), net.now_s))
     net.run(10.0)
     assert len(net.planes[node].jobs.values()) > 63
+
+
+def test_a_card_without_room_for_limits_by_class_tells_the_least_and_no_agent_places_it_where_its_batch_fits_not() -> (
+    None
+):
+    limits = tuple([GpuBatch(f"{'x' * 60}{n}", 32 + n) for n in range(8)])
+    batches = BatchRange(128, 4_096, 40, 64, limits)
+    demand = Demand(1, refused_gpus=batches.refused_gpus)
+    spec = replace(a_record().spec, ranks_most=8, batches=batches, demand=demand)
+    card, body = encode_card(card_of(replace(a_record(JobState.QUEUED), spec=spec)))
+    assert len(body) <= CARD_BYTES_LIMIT
+    assert decode_card(body) == card
+    assert card.elastic is not None
+    assert (card.elastic.batches.local_most, card.elastic.batches.by_gpu) == (64, ())
+    assert card.demand == demand or card.hides_constraints
+    wide = replace(batches, by_gpu=tuple([GpuBatch(f"{'名' * 62}{n}", 32) for n in range(8)]))
+    long = replace(spec, batches=wide, demand=replace(demand, refused_gpus=wide.refused_gpus))
+    card, body = encode_card(card_of(replace(a_record(JobState.QUEUED), spec=long)))
+    assert len(body) <= CARD_BYTES_LIMIT
+    assert (card.demand.refused_gpus, card.hides_constraints) == ((), True)

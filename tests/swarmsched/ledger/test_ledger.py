@@ -156,7 +156,8 @@ def test_cpus_and_memory_count_only_when_demanded(owner):
 def test_gpu_type_and_memory_are_honoured(owner):
     assert owner.hold(demand=Demand(gpus=1, gpu_type="A100")).refusal is Refusal.DOES_NOT_FIT
     assert owner.hold(demand=Demand(gpus=1, gpu_memory_bytes=81 * GIB)).refusal is Refusal.DOES_NOT_FIT
-    assert owner.hold(demand=Demand(gpus=1, gpu_type="h100")).refusal is Refusal.NONE
+    assert owner.hold(demand=Demand(gpus=1, refused_gpus=("t4", "h100"))).refusal is Refusal.DOES_NOT_FIT
+    assert owner.hold(demand=Demand(gpus=1, gpu_type="h100", refused_gpus=("t4",))).refusal is Refusal.NONE
 
 
 def test_a_repeated_command_id_gets_the_stored_verdict_and_the_present_free_state(owner):

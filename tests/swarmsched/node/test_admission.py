@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmsched.api import BATCH_KEYS, WORK_LIMITS, WORK_NEEDED, JobSpec, JobState
+from swarmsched.api import BATCH_KEYS, BY_GPU, WORK_LIMITS, WORK_NEEDED, JobSpec, JobState, told
 from swarmsched.commands import CancelJob, CreateTicket, Refused, SubmitJob, TicketIssued
 from swarmsched.errors import JobError, JobRejected
 from swarmsched.fields import cleaned, is_text
@@ -35,6 +35,7 @@ HOSTILE = {
     "priority": st.integers(),
     "ranks": st.integers(-1, 3) | st.integers(),
     **dict.fromkeys(BATCH_KEYS, st.integers(-1, 4) | st.integers()),
+    BY_GPU: ANYTHING | st.dictionaries(ANYTHING, st.integers(-1, 4) | st.integers() | ANYTHING, max_size=9),
     "work": ANYTHING
     | st.dictionaries(st.sampled_from([*WORK_LIMITS, "bytes"]), st.floats() | st.integers() | ANYTHING),
     "gpus_per_rank": st.integers(0, 1) | st.integers(),
@@ -106,6 +107,12 @@ def test_figures_that_no_model_has_are_refused_each_by_its_name(work, pointers):
         ({"global_batch": 8, "local_batch_least": 4, "local_batch_most": 2}, ["/local_batch_most"]),
         ({"global_batch_most": 8, "local_batch_most": 2}, ["/global_batch_most"]),
         ({"ranks": 10**30, "global_batch": 4}, ["/ranks"]),
+        ({"global_batch": 8, "local_batch_most": 4, BY_GPU: {"a100": 8, "GPU to come": 1}}, []),
+        ({"global_batch": 8, BY_GPU: {"a100": 8}}, ["/local_batch_most"]),
+        ({BY_GPU: {"a100": 8}}, [f"/{BY_GPU}"]),
+        ({"global_batch": 8, "local_batch_most": 4, BY_GPU: {"a/b": 0, " ": 1}}, [f"/{BY_GPU}/a~1b", f"/{BY_GPU}"]),
+        ({"global_batch": 8, "local_batch_most": 4, BY_GPU: {str(n): 1 for n in range(9)}}, [f"/{BY_GPU}"]),
+        ({"global_batch": 8, "local_batch_most": 4, BY_GPU: ["a100"]}, [f"/{BY_GPU}"]),
     ],
 )
 def test_batches_that_cannot_be_dealt_to_all_ranks_are_refused(batches, pointers):
@@ -266,3 +273,12 @@ def test_cleaned_text_is_one_short_encodable_line(text, limit):
     assert made.encode().decode() == made
     assert made.isprintable()
     assert cleaned(made, limit) == made
+
+
+def test_a_job_refuses_gpus_that_do_not_hold_its_least_local_batch():
+    document = {"command": ["x"], "global_batch": 64, "local_batch_least": 8, "local_batch_most": 32}
+    spec = JobSpec.from_json(document | {BY_GPU: {"t4": 4, "a100": 128}})
+    assert spec.demand.refused_gpus == ("t4",)
+    assert JobSpec.from_json(told(spec)) == spec
+    assert told(spec)[BY_GPU] == {"t4": 4, "a100": 128}
+    assert BY_GPU not in told(JobSpec.from_json(document)), "an agent of an earlier release refuses it"

@@ -1,14 +1,17 @@
 """Which jobs the default policy gives GPUs of which class, and what is known of how fast they are there."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import JobState
-from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
+from swarmsched.estimate import BatchRange, Elastic, Estimate, GpuBatch, NoisePoint, SpeedPoint
 from swarmsched.ids import JobId, NodeId
 from swarmsched.models.classes import ClassSpeeds
 from swarmsched.models.kinds import Speeds
 from swarmsched.policies.registry import compute_plan
+from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Change, ClassSpeed, ClusterView, Decision, JobView, NodeView, PolicySetting
 from swarmsched.wire.codec import encode_value
@@ -82,3 +85,66 @@ def test_how_much_faster_a_class_is_follows_from_peaks_until_kinds_have_measured
     assert 3.0 < least < own < 4.0
     assert 1.5 < seen.ratio(other, "odd", "odder")[0] < own
     assert seen.ratio(one, "odder", "odd")[0] == pytest.approx(1.0 / own)
+
+
+def limited(number: int, ratio: float, *limits: GpuBatch, **more: Any) -> JobView:
+    """Its step takes as long for 8 samples a rank as for 64: the fewer fit into memory, the slower it is."""
+    view = trains(number, ratio, **more)
+    points = tuple([SpeedPoint(ranks, 1, batch, 0.1) for ranks in (1, 2, 4) for batch in (8, 16, 32, 64)])
+    batches = BatchRange(256, 256, 8, 32, limits)
+    estimate = replace(view.card.estimate or Estimate(), points=points)
+    elastic = Elastic(view.card.ranks, 4, batches, 256)
+    demand = Demand(gpus=1, refused_gpus=batches.refused_gpus)
+    return replace(view, card=replace(view.card, elastic=elastic, estimate=estimate, demand=demand))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "limits", "node"),
+    [
+        (1.5, (), FAST),
+        (1.5, (GpuBatch("fast", 8),), SLOW),  # four times as many passes
+        (1.5, (GpuBatch("slow", 64),), SLOW),  # half as many
+        (0.7, (GpuBatch("fast", 64),), FAST),
+        (3.0, (GpuBatch("slow", 64),), FAST),
+        (9.0, (GpuBatch("fast", 4),), SLOW),  # its least does not fit
+    ],
+)
+def test_a_class_is_chosen_by_what_a_job_gains_there_with_the_batches_that_fit(
+    ratio: float, limits: tuple[GpuBatch, ...], node: NodeId
+) -> None:
+    assert decided(limited(1, ratio, *limits))[job_id(1)].target.shares == (Share(node, 4),)
+
+
+def test_a_job_whose_least_batch_a_class_does_not_hold_waits_though_that_one_is_free() -> None:
+    waits = limited(1, 9.0, GpuBatch("fast", 4))
+    holds = trains(2, 1.0, Share(SLOW, 4), running_s=10.0)
+    holds = replace(holds, card=replace(holds.card, elastic=None, ranks=4))
+    decision = decided(holds, waits)[job_id(1)]
+    assert (decision.change, decision.target.shares) == (Change.WAIT, ())
+    for policy in ("elastic-batch", "optimus", "elastic-tiresias", "backfill", "fifo"):
+        plan = compute_plan(PolicySetting(policy), ClusterView(1, NODES, (waits,)), NOW_S)
+        assert plan.decisions[0].target.shares == (Share(SLOW, 4),), policy
+
+
+def test_a_class_that_one_job_refuses_is_there_for_others() -> None:
+    room, refusing = Room(NODES), Demand(gpus=1, refused_gpus=("fast",))
+    assert [room.classes(each) for each in (Demand(gpus=1), refusing)] == [
+        {FAST: "Fast", SLOW: "Slow"},
+        {SLOW: "Slow"},
+    ]
+
+
+def test_the_batch_of_a_job_is_the_best_one_on_the_gpus_that_it_gets() -> None:
+    """With a step that takes as long for 8 samples as for 64, what fits at once is best."""
+
+    def batch(ratio: float) -> int:
+        view = limited(1, ratio, GpuBatch("slow", 8), GpuBatch("fast", 64))
+        assert view.card.elastic
+        assert view.card.estimate
+        elastic = replace(view.card.elastic, batches=replace(view.card.elastic.batches, first=32, most=256))
+        estimate = replace(view.card.estimate, noise=(NoisePoint(32, 20.0), NoisePoint(256, 20.0)))
+        view = replace(view, card=replace(view.card, elastic=replace(elastic, global_batch=32), estimate=estimate))
+        return decided(view)[job_id(1)].target.global_batch
+
+    assert batch(4.0) > 128
+    assert batch(0.05) <= 40

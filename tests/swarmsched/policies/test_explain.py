@@ -149,6 +149,10 @@ def test_impossible_looks_at_each_resource_and_at_the_nodes_allowed() -> None:
     assert "1 node that the job allows" in verdict(5, Demand(gpus=1), "a")
     assert "the swarm has 0 nodes that the job allows (nodes zz, exclude none)" in verdict(1, Demand(gpus=1), "zz")
     assert "0 GPUs of that kind (there are " in verdict(1, Demand(gpus=1, gpu_type="typo"))
+    assert "asked for 1 GPU other than a100; the swarm has 0 GPUs of that kind (there are " in verdict(
+        1, Demand(gpus=1, refused_gpus=("a100",))
+    )
+    assert verdict(1, Demand(gpus=1, refused_gpus=("t4",))) == "None"
     assert verdict(1, Demand(), "a") == "None"
 
 

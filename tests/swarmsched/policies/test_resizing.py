@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.card import JobCard, decode_card, encode_card
-from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint, Work
+from swarmsched.estimate import BatchRange, Elastic, Estimate, GpuBatch, NoisePoint, SpeedPoint, Work
 from swarmsched.gossip.kinds import Kinds
 from swarmsched.ids import NodeId
 from swarmsched.models.batch import candidates
@@ -393,7 +393,8 @@ def extreme(rng: random.Random, number: int) -> JobView:
         work=Work(one(SAMPLES), one(AMOUNTS), one(AMOUNTS), one(AMOUNTS), decode_core_s=one(AMOUNTS)),
         is_partial=one((True, False)),
     )
-    batches = BatchRange(*[one(SAMPLES) for _ in range(4)])
+    first, most, local_least, local_most = (one(SAMPLES) for _ in range(4))
+    batches = BatchRange(first, most, local_least, local_most, one(((), (GpuBatch("gpu", one(SAMPLES)),))))
     elastic = Elastic(one(SIZES), one(SIZES), batches, one(SAMPLES), one((True, False)))
     shares = one(((), (Share(NodeId("n1"), one((1, 2))),)))
     state = JobState.RUNNING if shares else JobState.QUEUED

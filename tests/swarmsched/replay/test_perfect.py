@@ -9,6 +9,7 @@ import pytest
 
 from swarmsched.card import JobCard
 from swarmsched.errors import ConfigError
+from swarmsched.estimate import BatchRange, GpuBatch
 from swarmsched.ids import NodeId
 from swarmsched.models.kinds import informed
 from swarmsched.policies.base import PolicyKind
@@ -19,7 +20,7 @@ from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
 from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import EPOCH_UTC_S, Pacing, PerfectReplay
-from swarmsched.replay.physics import Pace, RigidPhysics
+from swarmsched.replay.physics import Pace, ProfiledPhysics, RigidPhysics
 from swarmsched.replay.setup import Replay, prepared
 from swarmsched.replay.table import rows, select
 from swarmsched.replay.workload import TraceJob, trace_jobs
@@ -373,6 +374,27 @@ def test_a_cluster_of_classes_that_were_not_measured_is_replayed_by_their_speeds
     assert second > 1.3 * first, "one of them has had the slow GPU"
     with pytest.raises(ConfigError, match="gpu_model: 'new' was not measured with model 'toy'"):
         prepared(rows, {"toy": made_up()}, replaced(settings, gpu_speeds={"": {"old": 1.0}}))
+
+
+def test_a_replayed_job_keeps_to_what_fits_into_the_memory_of_its_gpus() -> None:
+    """A batch of 32 on one GPU: at once in 42 ms, in two passes of 16 in 52, in four of 8 in 72."""
+    row = TraceJob("a", 0.0, 1, model="toy", gpus_most=1, batch=32)
+
+    def end_s(gpu: str, **limits: int) -> float:
+        cluster = Cluster({NodeId("n"): 1}, {NodeId("n"): gpu})
+        settings = Replay(PolicySetting("optimus"), cluster, "declared", Pacing(0.0, 0.0))
+        settings = replaced(settings, gpu_speeds={"": {"new": 1.0, "old": 1.0}}, gpu_batches={"toy": limits})
+        return ends(prepared([row], {"toy": made_up()}, settings).run())["a"]
+
+    assert end_s("new") == pytest.approx(84.0)
+    assert end_s("new", new=16, old=8) == pytest.approx(104.0)
+    assert end_s("old", new=16, old=8) == pytest.approx(144.0)
+    assert end_s("old", new=16) == pytest.approx(84.0), "another class's limit"
+    physics = ProfiledPhysics(made_up(), BatchRange(32, 32, 8, 64, (GpuBatch("old", 8),)), ranks_most=1)
+    alone = [physics.alone_s(Cluster({NodeId("n"): 1}, {NodeId("n"): gpu})) for gpu in ("new", "old")]
+    assert alone == pytest.approx([84.0, 144.0])
+    with pytest.raises(ConfigError, match="4 of 'new' is less than the 8 of min_local_bsz of model 'toy'"):
+        end_s("new", new=4)
 
 
 def test_sizes_that_nobody_has_measured_are_replayed_and_counted() -> None:

@@ -7,7 +7,7 @@ import pytest
 from swarmsched.errors import ConfigError
 from swarmsched.replay.table import rows as table_rows
 from swarmsched.replay.table import select
-from swarmsched.replay.workload import JOBS, OPTIONAL, TraceJob, gpu_speeds, restart_costs, trace_jobs
+from swarmsched.replay.workload import JOBS, OPTIONAL, TraceJob, gpu_batches, gpu_speeds, restart_costs, trace_jobs
 
 HEAD = "job_id,submit_time_s,num_gpus,duration_s,model,user"
 ROWS = ("b,10,2,5.5,,ada", "a,0,1,7,bert,")
@@ -109,3 +109,10 @@ def test_restart_costs_and_speeds_of_classes_are_read_by_model() -> None:
     }
     with pytest.raises(ConfigError, match=r"s\.csv, row 2, speed: '0'"):
         gpu_speeds("s.csv", ["gpu,speed", "a100,0"])
+    lines = ["gpu,speed,model,max_local_bsz", "a100,3,,", "a100,2,bert,64", "t4,1,bert,8"]
+    assert gpu_speeds("s.csv", lines) == {"": {"a100": 3.0}, "bert": {"a100": 2.0, "t4": 1.0}}
+    assert gpu_batches("s.csv", lines) == {"bert": {"a100": 64, "t4": 8}}
+    with pytest.raises(ConfigError, match=r"s\.csv, row 2, model"):
+        gpu_batches("s.csv", ["gpu,speed,max_local_bsz,model", "a100,3,64,"])
+    with pytest.raises(ConfigError, match=r"s\.csv, row 2, max_local_bsz: '0'"):
+        gpu_batches("s.csv", ["gpu,speed,max_local_bsz,model", "a100,3,0,bert"])
