@@ -79,8 +79,9 @@ def parts(nodes: Iterable[NodeView]) -> Mapping[str, float]:
 def mean_speed(job: JobView, of_all: Mapping[str, float], limited: Mapping[str, float]) -> float:
     """How many times as fast a job would be on an average GPU as on those of which its estimate tells."""
     known = {each.gpu: each.ratio for each in job.on_classes}
-    speeds = [part * known.get(gpu, 1.0) * limited.get(gpu, 1.0) for gpu, part in of_all.items()]
-    return sum(speeds) if known else 1.0
+    if not known:
+        return 1.0
+    return sum([part * known.get(gpu, 1.0) * limited.get(gpu, 1.0) for gpu, part in of_all.items()])
 
 
 def questions(job: JobView, most: int, per_node: int, names: Sequence[str]) -> dict[str, Question]:
@@ -88,19 +89,19 @@ def questions(job: JobView, most: int, per_node: int, names: Sequence[str]) -> d
 
     The class with the largest comes first: whatever can be dealt to so many ranks elsewhere can be there.
     """
-    batches = elastic_of(job).batches
-    wanted = sorted(names, key=lambda name: -batches.on(name).local_most) if batches.by_gpu else names[:1]
-    asked = {gpu: question(job, job.card.estimate, most, per_node, gpu) for gpu in wanted}
-    return {gpu: each for gpu, each in asked.items() if each}
+    elastic, wanted = job.card.elastic, names[:1]
+    if elastic is not None and elastic.batches.by_gpu:
+        wanted = sorted(names, key=lambda name: -elastic.batches.on(name).local_most)
+    return {gpu: each for gpu in wanted if (each := question(job, job.card.estimate, most, per_node, gpu))}
 
 
 def limited_speeds(by_gpu: Mapping[str, Goodput | None]) -> dict[str, Floats]:
     """How many times as fast a job is by its limit on a class as by that on the first, by world size; none where there
     is but one."""
-    first, *others = by_gpu.items() or [("", None)]
-    if not others or first[1] is None:
+    first = next(iter(by_gpu.values()), None)
+    if len(by_gpu) < 2 or first is None:
         return {}
-    most = np.maximum(first[1].rate, LEAST_RATE)
+    most = np.maximum(first.rate, LEAST_RATE)
     return {gpu: goodput.rate / most for gpu, goodput in by_gpu.items() if goodput}
 
 

@@ -420,7 +420,7 @@ def ranks_looked_at(job: JobView, gpus: int) -> int:
 def gpu_of(job: JobView, room: Room) -> str:
     """The class of GPUs by whose limits a job's batches are dealt: that which it has, or the only one; empty where
     there are several, or nothing depends on it."""
-    if not elastic_of(job).batches.by_gpu:
+    if job.card.elastic is None or not job.card.elastic.batches.by_gpu:
         return ""
     classes = room.classes(job.demand)
     names = {classes[share.node] for share in job.shares if share.node in classes} or {*classes.values()}
