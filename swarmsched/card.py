@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from swarmsched.api import JobState, StartPhase
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.estimate import Elastic, Estimate, batches_of, is_computable
-from swarmsched.fields import I32, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
+from swarmsched.fields import I32, SECONDS_MOST, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
 from swarmsched.program import PROGRAM_LENGTH, program_of
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Share, Shares, ranks_by_node
@@ -82,6 +82,8 @@ class JobCard(Value):
     ended_utc_s: U53 = 0  # whole seconds since 1970; 0: it has not ended, or nobody has told when
     mixed_gpus: bool = False  # its ranks may be on GPUs of several models at once
     rests_s: U16 = 0  # when the card was written: so long it is not started, since its gang broke again and again
+    kept_s: U53 = 0  # whole seconds since its size or hosts last changed, when the card was written; 0: they have not
+    paused_s: U53 = 0  # whole seconds of its training that such changes have cost it, but for forced ones
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -105,6 +107,7 @@ def card_of(
     queued_s: float = 0.0,
     running_s: float = 0.0,
     rests_s: int = 0,
+    utc_s: float = 0.0,
     rank_key: RankKey = (),
     policy_id: str = "",
     estimate: Estimate | None = None,
@@ -152,6 +155,8 @@ def card_of(
         mixed_gpus=spec.mixed_gpus,
         rests_s=rests_s,
         program=program_of(spec.command, spec.tree, spec.workdir),
+        kept_s=_kept_s(record, utc_s),
+        paused_s=round(min(record.paused_s, SECONDS_MOST)),
     )
 
 
@@ -161,6 +166,12 @@ def _pause_s(record: JobRecord, estimate: Estimate | None) -> float:
         return record.pause_s or LIVE_PAUSE_S
     warmup_s = estimate.warmup_s if estimate is not None else 0.0
     return record.pause_s + warmup_s if warmup_s else 0.0
+
+
+def _kept_s(record: JobRecord, utc_s: float) -> int:
+    """By wall clocks, which may be set back meanwhile."""
+    changed_utc_s = record.changed_utc_s
+    return round(min(max(1.0, utc_s - changed_utc_s), SECONDS_MOST)) if changed_utc_s and utc_s else 0
 
 
 def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
@@ -253,6 +264,6 @@ def must_be_known_at_once(old: JobCard, new: JobCard) -> bool:
     return has_left_queue or is_resized
 
 
-_TIMED = ("counter", "attained_gpu_s", "queued_s", "running_s", "rests_s")
+_TIMED = ("counter", "attained_gpu_s", "queued_s", "running_s", "rests_s", "kept_s")
 _timeless = attrgetter(*(name for name in JobCard.__struct_fields__ if name not in _TIMED))
 _orderless = attrgetter(*(name for name in JobCard.__struct_fields__ if name not in (*_TIMED, "rank_key", "reason")))

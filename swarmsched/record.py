@@ -63,6 +63,7 @@ class Rescaling(Value):
     ranks_after: U16 = 0
     pause_s: Amount = 0.0  # from the decision until all ranks ran again
     reason: Annotated[str, Meta(max_length=RESCALING_REASON_LENGTH)] = ""
+    is_forced: bool = False  # by what was lost or failed, not for anybody's gain
 
 
 class StartFault(Value):
@@ -121,7 +122,7 @@ class JobRecord(Value):
     last_part: Part = 0  # the highest number that a part of this attempt was given
     counted_s: Amount = 0.0  # of this attempt, for which `attained_gpu_s` has its service already
     start_faults: Annotated[tuple[StartFault, ...], Meta(max_length=START_FAULTS_MOST)] = ()  # since its ranks ran last
-    paused_s: Amount = 0.0  # all changes of its size or hosts together
+    paused_s: Amount = 0.0  # all changes of its size or hosts together, but for forced ones
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -176,6 +177,11 @@ class JobRecord(Value):
         """What a change of its size has cost it, in the upper median of the last ones; 0 where none was measured."""
         pauses_s = sorted(each.pause_s for each in self.rescalings if each.ranks_after)
         return pauses_s[len(pauses_s) // 2] if pauses_s else 0.0
+
+    @property
+    def changed_utc_s(self) -> float:
+        """When the last change of its size or hosts was decided that nothing forced; 0: there was none."""
+        return next((each.utc_s for each in reversed(self.rescalings) if not each.is_forced), 0.0)
 
     @property
     def attempts_in_doubt(self) -> int:

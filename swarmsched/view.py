@@ -113,6 +113,11 @@ class JobView(Value):
         """Seconds for which it is not started yet; 0 for one that may be."""
         return max(0.0, self.card.rests_s - max(0.0, now_s - self.written_s)) if self.card.rests_s else 0.0
 
+    def kept_s(self, now_s: float) -> float:
+        """Seconds since its size or hosts last changed, or since it started; 0 while it does not run."""
+        aged_s = self.card.kept_s + max(0.0, now_s - self.written_s) if self.card.kept_s else float("inf")
+        return min(aged_s, self.running_s(now_s))
+
 
 class KindView(Value):
     """What jobs like those of a user by one name and of one program have measured; their speed on GPUs of one class.

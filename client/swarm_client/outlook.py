@@ -43,7 +43,8 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         of = "its time to the end, over that alone on an equal share of the GPUs"
         yield "Fairness", f"rho {outlook['rho']:.2f}: {of}"
     if job.get("paused_seconds"):
-        part = f", {job['paused_ratio']:.1%} of its time" if job.get("paused_ratio") else ""
+        budget = f" (budget {job['pause_budget_ratio']:.0%})" if job.get("pause_budget_ratio") else ""
+        part = f", {job['paused_ratio']:.1%} of its time{budget}" if job.get("paused_ratio") else ""
         yield "Pauses", f"{show_wait(job['paused_seconds'])} in all for other sizes or hosts{part}"
 
 

@@ -151,4 +151,5 @@ def _brought_forward(card: JobCard, waited_s: float) -> JobCard:
         queued_s=job.queued_s(waited_s),
         running_s=job.running_s(waited_s),
         rests_s=math.ceil(job.rests_s(waited_s)),
+        kept_s=round(job.kept_s(waited_s)) if card.kept_s else 0,
     )

@@ -247,9 +247,11 @@ class HandedOver(RecordChange):
         return {"epoch": record.epoch + 1, "shepherd": self.successor, "shepherd_generation": 0}
 
 
-def begun_rescaling(record: JobRecord, ranks_before: int, utc_s: float, reason: str) -> Fields:
+def begun_rescaling(
+    record: JobRecord, ranks_before: int, utc_s: float, reason: str, *, is_forced: bool = False
+) -> Fields:
     """One more change of its size or hosts; whoever has it trained on says so later."""
-    begun = Rescaling(utc_s, ranks_before, reason=reason[:RESCALING_REASON_LENGTH])
+    begun = Rescaling(utc_s, ranks_before, reason=reason[:RESCALING_REASON_LENGTH], is_forced=is_forced)
     return {"rescalings": (*record.rescalings, begun)[-RESCALINGS_KEPT:]}
 
 
@@ -259,7 +261,7 @@ def ended_rescaling(record: JobRecord, ranks_after: int, pause_s: float) -> Fiel
     if last is None or last.ranks_after:
         return {}
     rescalings = (*before, replace(last, ranks_after=ranks_after, pause_s=pause_s))
-    return {"rescalings": rescalings, "paused_s": record.paused_s + pause_s}
+    return {"rescalings": rescalings, "paused_s": record.paused_s + (0.0 if last.is_forced else pause_s)}
 
 
 def _resumed(record: JobRecord, utc_s: float) -> Fields:

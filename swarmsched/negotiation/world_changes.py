@@ -85,7 +85,8 @@ class Regrouped(RecordChange):
         gone = [part for part in (*self.gone, *lost) if part in world.members]
         lost_ever = (*world.lost, *gone)[-LOST_KEPT:]
         fields["world"] = World(world.version + 1, members, joining, lost_ever, world.has_trained)
-        return fields | begun_rescaling(record, len(world.members), self.utc_s, self.reason)
+        is_forced = bool(gone or self.failed)
+        return fields | begun_rescaling(record, len(world.members), self.utc_s, self.reason, is_forced=is_forced)
 
 
 class WorldTrains(RecordChange):

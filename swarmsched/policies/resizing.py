@@ -23,6 +23,7 @@ from swarmsched.policies.base import (
     taker_of,
     wait,
 )
+from swarmsched.policies.calm import has_just_changed
 from swarmsched.policies.placement import is_there, place_in, start_or_claim, take_if_there
 from swarmsched.policies.reason import held_by, shortage, start_reason
 from swarmsched.policies.room import Room
@@ -53,6 +54,7 @@ class Sized:
     may_part: bool = field(default=False, init=False)  # it pays to move away from such a job
     gpu: str = field(default="", init=False)  # the class that it is to have; empty: any
     changes_class: bool = field(default=False, init=False)  # it runs on another one
+    rests: bool = field(default=False, init=False)  # it is not to be changed for a gain
     reserved: int = field(default=0, init=False)  # ranks of those that it has which nobody else may be dealt
     ranks: int = field(default=0, init=False)
 
@@ -211,7 +213,7 @@ def deal_and_place(sized: Sequence[Sized], deal: Callable[[], None], room: Room,
         if any(map(is_claim, decisions)) or not any(each.change is Change.STOP for each in decisions):
             return decisions
     for each in sized:
-        each.reserved = min(each.held, each.least)
+        each.reserved = max(each.reserved, min(each.held, each.least))
     deal()
     return placed(sized, room, Room(view.nodes), view.jobs)
 
@@ -339,6 +341,8 @@ def place_made(
     def kept(other: JobView) -> int:
         held, ahead = world_size(other.shares), inverse_priority(other) - inverse_priority(job)
         if ahead < 0 or not (ahead or is_overdue or shrinks):
+            return held
+        if not (ahead or is_overdue) and has_just_changed(other, now_s):
             return held
         return never_given_up(other) if ahead or is_overdue else min(held, elastic_of(other).ranks_least)
 

@@ -11,8 +11,9 @@ that takes a single size makes of its GPUs as many shares as they are, so that a
 relieves all that wait behind it.  Weights that grow with a power of the rank are optimal for jobs of equal, known,
 sublinear speed-up (Berg, Vesilo, Harchol-Balter, heSRPT, 2020).  Whoever has waited for too long counts the more the
 longer it waits, and nobody starts who would delay it too much (`Turns.held_back`).  The last factor is what a change is
-worth after its pause: `h` is how long it is likely to last, the `horizon_s`, the rest of a job that runs, or the time
-for which it has kept what it has, whichever is shortest; a job that keeps its GPUs pays nothing.
+worth after its pause: `h` is how long it is likely to last, the `horizon_s` (some pauses), the rest of a job that runs,
+or the time for which it has kept what it has, whichever is shortest; a job that keeps its GPUs pays nothing.  Who has
+just changed, or has had enough of it, is left as it is (`calm`).
 
 The sum is maximised by `dealing`, for jobs of higher priority before others; no job is stopped for it but for one that
 waits.  Where no job takes several sizes, `turns.Rigid` plans in its place, by the order alone (`registry.policy_for`).
@@ -34,6 +35,7 @@ from swarmsched.models.deadlines import least_ranks
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.models.interference import Interference
 from swarmsched.models.lengths import LEAST_S
+from swarmsched.policies import calm
 from swarmsched.policies.base import inverse_priority, is_known, joined, seconds_left
 from swarmsched.policies.classes import assign, deal_each, limited_speeds, mean_speed, parts, pools, questions
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
@@ -58,6 +60,9 @@ from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 PLACES_TRIED = 8  # in a plan
 KEPT = 1.05
 """What a job has counts so much more: what is known of speeds is no better, and each report tells a little else."""
+PAUSES = (5.0, 20.0)
+"""A change is expected to last for so many of its job's pauses at least, and at most: with fewer no job whose restart
+is expensive would ever change, and with more each report would move those that change in a second."""
 LEAST_TOLD = 0.005  # of a gain in speed, to people
 
 
@@ -82,6 +87,12 @@ class Candidate(Sized):
     def worth(self, ranks: int) -> float:
         """By its weight, and after its pause."""
         return float(self.value[ranks]) if ranks < len(self.value) else 0.0
+
+    def rest(self, *, is_firm: bool) -> None:
+        """It gets no more than it has, and where `is_firm` no less."""
+        self.rests, self.may_part = True, False
+        self.value[self.held + 1 :] = np.minimum(self.value[self.held + 1 :], self.value[self.held])
+        self.reserved = self.held if is_firm else self.reserved
 
     @property
     def patience(self) -> float:
@@ -205,6 +216,7 @@ class Swarm:
         for row, each in enumerate(found):
             each.value = value[row, : len(each.rate)]
             each.least = max(each.least, first[row])
+        _calm(found, turns, now_s, view.utc_s)
         return found
 
     def _known(
@@ -260,10 +272,14 @@ class Swarm:
         found = Candidate(job, goodput, elastic.ranks_least, rate, usual, left_s, ranks_per_node, turn)
         found.slowdown = self._interference.part
         found.by_gpu, found.limited = by_gpu, limited
-        lasts_s = min(self._horizon_s, job.running_s(now_s), left_s)
+        lasts_s = min(self._lasts_s(turn.pause_s), job.kept_s(now_s), left_s)
         found.may_part = bool(job.card.elastic) and found.slowdown * (lasts_s + turn.pause_s) > turn.pause_s
         found.after_pause = lasts_s / (lasts_s + turn.pause_s) if lasts_s else 0.0
         return found
+
+    def _lasts_s(self, pause_s: float) -> float:
+        """How long a change is likely to last: several pauses."""
+        return min(max(self._horizon_s, PAUSES[0] * pause_s), PAUSES[1] * pause_s)
 
     def _value(self, candidates: Sequence[Candidate], turns: Turns, now_s: float) -> Floats:
         """Of each job and world size, but for the weight: speed after a pause, which is paid from the time it lasts.
@@ -275,11 +291,12 @@ class Swarm:
         rate = np.zeros((len(candidates), max([len(each.rate) for each in candidates], default=0)))
         for row, each in enumerate(candidates):
             rate[row, : len(each.rate)] = each.rate
-        kept_s = [each.job.running_s(now_s) if each.held else inf for each in candidates]
+        kept_s = [each.job.kept_s(now_s) if each.held else inf for each in candidates]
         left_s = [each.left_s if each.held and is_known(each.job) else inf for each in candidates]
         speed = rate / _column([each.usual for each in candidates])
+        horizons_s = [self._lasts_s(turns.pause_s(each.job)) for each in candidates]
         lasts_s = np.minimum(
-            np.minimum(self._horizon_s, _column(kept_s)), _column(left_s) / np.maximum(speed, LEAST_GAIN)
+            np.minimum(_column(horizons_s), _column(kept_s)), _column(left_s) / np.maximum(speed, LEAST_GAIN)
         )
         pauses_s = [turns.pause_s(each.job) if each.held or is_known(each.job) else 0.0 for each in candidates]
         value = speed * lasts_s / (lasts_s + _column(pauses_s))
@@ -292,6 +309,20 @@ class Swarm:
                 lost = 0.0 if each.job.card.elastic else each.job.lost_s(now_s) / self._horizon_s
                 value[row, each.held] = max(value[row, each.held], there / each.usual) * (1.0 + lost) * KEPT
         return value
+
+
+def _calm(candidates: Sequence[Candidate], turns: Turns, now_s: float, utc_s: float) -> None:
+    """Running jobs that are left as they are for now."""
+    waiting = [inverse_priority(each.job) for each in candidates if not each.held]
+    for each in candidates:
+        job, is_silent = each.job, each.goodput is None
+        if not each.held:
+            continue
+        is_wanted = bool(waiting) and (min(waiting) < inverse_priority(job))
+        if calm.has_just_changed(job, now_s) and not is_wanted:
+            each.rest(is_firm=True)
+        elif calm.rests(job, turns.pause_s(job), now_s, utc_s, is_silent=is_silent) or (is_silent and waiting):
+            each.rest(is_firm=not waiting)
 
 
 def _keep_deadlines(candidates: Sequence[Candidate], gpus: int, utc_s: float) -> None:

@@ -55,6 +55,8 @@ class ReplayJob:
     progress: float = 0.0
     pause_s: float = 0.0  # still to wait before it trains
     paid_s: float = 0.0  # what its newest start has cost
+    paused_s: float = 0.0  # what changes of its hosts while it ran have cost it
+    resized_s: float | None = None  # when the last of them was
     checkpoint_s: float = inf  # seconds of training between checkpoints
     saved: float = 0.0  # progress of the newest checkpoint
     unsaved_s: float = 0.0  # seconds of training since then
@@ -171,6 +173,8 @@ class ReplayJob:
             return
         self.pause_s = max(self.pause_s, min(pause_s, LIVE_PAUSE_S)) if is_switch else pause_s
         self.paid_s = pause_s
+        if before:
+            self.paused_s, self.resized_s = self.paused_s + (LIVE_PAUSE_S if is_switch else pause_s), now_s
         if self.first_started_s is None:
             self.first_started_s = now_s
         else:

@@ -284,6 +284,8 @@ class PerfectReplay:
             deadline_utc_s=job.terms.deadline_s and job.terms.deadline_s + EPOCH_UTC_S,
             program=job.kind if job.terms.kind_by == "program" else "",
             mixed_gpus=self._cluster.mixes(job.least),
+            kept_s=0 if job.resized_s is None else max(1, round(self._now_s - job.resized_s)),
+            paused_s=round(job.paused_s),
         )
 
 

@@ -225,12 +225,13 @@ def test_whether_a_job_ends_by_its_deadline_is_said_in_words(outlook_keys, ranks
 
 def test_status_tells_what_is_to_come_how_fair_that_is_and_what_pauses_have_cost(swarm, agent):
     told = {"outlook": OUTLOOK, "as_of": "2026-01-31T12:00:00.250Z", "paused_seconds": 12.0, "paused_ratio": 0.0125}
+    told["pause_budget_ratio"] = 0.05
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(state="queued", **told)
     out = swarm("status", HANDLE)[1]
     assert "Starts:        2026-01-31T12:02:15Z, in 2:15 (59s to 4:59), if nobody else comes\n" in out
     assert "Ends:          2026-01-31T13:02:15Z, in 1:02:15 (49:59 or more), if nobody else comes\n" in out
     assert "Fairness:      rho 1.25: " in out
-    assert "Pauses:        12s in all for other sizes or hosts, 1.2% of its time\n" in out
+    assert "Pauses:        12s in all for other sizes or hosts, 1.2% of its time (budget 5%)\n" in out
 
 
 def test_a_submission_with_a_deadline_is_told_what_to_expect(swarm, agent):

@@ -34,6 +34,7 @@ from swarmsched.api import API_VERSION, EndReason, JobSpec, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeFlag, NodeStatus
+from swarmsched.policies.calm import PAUSE_BUDGET
 from swarmsched.record import JobRecord, Rescaling, own_exit_code, shell_exit_code
 from swarmsched.resources import GpuHealth, Share, ranks_by_node, world_size
 from swarmsched.task import TaskStage, TaskStatus
@@ -285,6 +286,7 @@ JOB: tuple[JobKey, ...] = (
            lambda job: [document(RESCALING, each) for each in job.record.rescalings]),
     JobKey("paused_seconds", SECONDS, lambda job: round(job.record.paused_s, 3)),
     JobKey("paused_ratio", maybe(NUMBER), lambda job: job.paused_ratio),
+    JobKey("pause_budget_ratio", NUMBER, lambda _: PAUSE_BUDGET),
     JobKey("leftovers", array(LEFTOVER),
            lambda job: [{"node": each.node, "attempt": each.attempt} for each in job.record.leftovers]),
     JobKey("checkpoint", record(properties(CHECKPOINT)),

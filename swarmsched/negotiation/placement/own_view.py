@@ -49,7 +49,14 @@ class OwnViews:
         running_s = max(0.0, now_s - job.running_since_s)
         queued_s = max(0.0, now_s - job.queued_since_s) if record.state is JobState.QUEUED else 0.0
         rests_s = ceil(max(0.0, rests_until_s - now_s)) if record.state is JobState.QUEUED else 0
-        card = card_of(record, queued_s=queued_s, running_s=running_s, rests_s=rests_s, estimate=job.estimate)
+        card = card_of(
+            record,
+            queued_s=queued_s,
+            running_s=running_s,
+            rests_s=rests_s,
+            utc_s=clock.utc_s,
+            estimate=job.estimate,
+        )
         view = JobView(card, now_s, avoided)
         self._kept[record.job_id] = _Kept(record, rest, view)
         return view

@@ -94,6 +94,6 @@ async def test_pauses_are_told_in_seconds_and_as_a_part_of_the_time_since_the_fi
     begun, over = SUBMITTED_UTC_S, SUBMITTED_UTC_S + 200
     n1.agent.put(a_record(ALPHA, "n1", paused_s=5.0, state=JobState.ENDED, first_started_utc_s=begun, ended_utc_s=over))
     document = await n1.get(f"/v1/jobs/{ALPHA}")
-    assert (document["paused_seconds"], document["paused_ratio"]) == (5.0, 0.025)
+    assert (document["paused_seconds"], document["paused_ratio"], document["pause_budget_ratio"]) == (5.0, 0.025, 0.05)
     n1.agent.put(a_record(BETA, "n1"))
     assert (await n1.get(f"/v1/jobs/{BETA}"))["paused_ratio"] is None

@@ -6,7 +6,7 @@ from swarmsched.api import JobState
 from swarmsched.card import card_of, encode_card
 from swarmsched.ids import NodeId
 from swarmsched.negotiation.changes import HandedOver, Started
-from swarmsched.negotiation.world_changes import WorldTrains
+from swarmsched.negotiation.world_changes import Regrouped, WorldTrains
 from swarmsched.record import RESCALINGS_KEPT, Rescaling
 from swarmsched.resources import Share
 from swarmsched.world import World
@@ -36,6 +36,19 @@ def test_pauses_add_up_beyond_the_changes_that_are_kept():
         record = record.updated(**(WorldTrains(record.world.version, 0.5).of(record) or {}))
         record = record.updated(**(WorldTrains(record.world.version, 0.5).of(record) or {}))
     assert (record.paused_s, len(record.rescalings)) == (0.5 * (RESCALINGS_KEPT + 3), RESCALINGS_KEPT)
+
+
+def test_what_a_failure_forced_is_no_change_for_a_gain_and_its_pause_does_not_count():
+    spec = replace(make_record(A).spec, elastic=True)
+    shares = tuple(Share(A, 1, part=part) for part in (1, 2, 3))
+    record = make_record(A, state=JobState.RUNNING, spec=spec, shares=shares, world=World(1, (1, 2, 3)))
+    for utc_s, leaves, gone in ((100.0, (2,), ()), (400.0, (), (3,))):
+        record = record.updated(**(Regrouped((), leaves, gone, (), "why", utc_s, 9.0).of(record) or {}))
+        record = record.updated(**(WorldTrains(record.world.version, 8.0).of(record) or {}))
+    assert [each.is_forced for each in record.rescalings] == [False, True]
+    told = [card_of(record, utc_s=utc_s) for utc_s in (430.0, 50.0)]
+    assert [(card.kept_s, card.paused_s) for card in told] == [(330, 8), (1, 8)]
+    assert card_of(make_record(A), utc_s=430.0).kept_s == 0
 
 
 def test_a_hand_over_names_no_life_of_its_successor():
