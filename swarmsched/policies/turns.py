@@ -32,6 +32,7 @@ from swarmsched.models.deadlines import urgency
 from swarmsched.models.lengths import LEAST_S, STEP, gpus_asked, lengths_of
 from swarmsched.policies.backfill import Backfill, Held, Reservation
 from swarmsched.policies.base import amount, inverse_priority, is_waiting, milliseconds, seconds_left
+from swarmsched.policies.calm import JUST_S, has_just_changed
 from swarmsched.policies.ranked import dealt, may_move
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import world_size
@@ -190,6 +191,7 @@ class Turns:
         next_s += [
             max(REVIEW_S, STEP * job.running_s(self._now_s)) for job in self._jobs if job.can_be_stopped and job.shares
         ]
+        next_s += [JUST_S + 1.0 - job.kept_s(self._now_s) for job in self._jobs if has_just_changed(job, self._now_s)]
         next_s += [self._pressed_in_s(turn) for turn in waiting if turn.job.card.deadline_utc_s]
         soonest_s = min(next_s)
         return max(1.0, soonest_s) if soonest_s < inf else 0.0

@@ -6,6 +6,7 @@ from swarmsched.api import EndReason, JobState
 from swarmsched.commands import JobAccepted, ScaleJob, SetSwarmSetting, SettingStored
 from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
+from swarmsched.policies.calm import JUST_S
 from swarmsched.resources import world_size
 from swarmsched.simulator.workload import behave
 from swarmsched.view import Elasticity, PolicySetting
@@ -58,7 +59,7 @@ def test_a_job_grows_into_what_comes_free_and_gives_it_back_to_who_waits():
     job = beside(watched, "300")
     assert watched.swarm.run_until(lambda: ranks(watched, job) > 3, 40.0)
     late = watched.submit(3, "train", "20", "1.0", node=N1)
-    assert watched.swarm.run_until(lambda: watched.state(late) is JobState.RUNNING, 60.0)
+    assert watched.swarm.run_until(lambda: watched.state(late) is JobState.RUNNING, JUST_S + 15.0)
     record = watched.swarm.record(job)
     assert record.rescales >= 2
     assert (record.restarts, record.preemptions) == (0, 0)

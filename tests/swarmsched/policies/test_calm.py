@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.policies.calm import AHEAD, JUST_S, PAUSE_BUDGET, SILENT_PAUSES
-from swarmsched.policies.registry import plan_anyway
+from swarmsched.policies.registry import compute_plan, plan_anyway
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.knowledge import PerfectKnowledge
 from swarmsched.replay.perfect import Pacing, PerfectReplay
@@ -51,6 +51,11 @@ def test_a_job_that_has_just_changed_gives_nothing_up_but_to_a_higher_priority(
 ) -> None:
     plan = plan_of(lived(1, Share(A, 4), kept_s=kept_s, pause_s=1.0), asks(8), asks(priority=priority))
     assert plan[job_id(1)].change in ((change,) if change else KEEPS)
+
+
+def test_whoever_waits_for_a_job_that_has_just_changed_is_planned_again_once_it_may() -> None:
+    view = ClusterView(1, (make_node(A, 0, 4),), (lived(1, Share(A, 4), kept_s=20), asks()), utc_s=NOW_S)
+    assert compute_plan(PolicySetting("swarm"), view, NOW_S).review_s == JUST_S - 20.0 + 1.0
 
 
 def test_a_job_that_has_only_started_gives_room_at_once() -> None:
