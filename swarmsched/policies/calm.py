@@ -2,9 +2,9 @@
 
 Each change costs a job its pause, and plans rest on young measurements: what is undone soon after was wrong once.  A
 job that has just changed keeps its size for `JUST_S`, whoever waits: only one of higher priority, or one that has
-waited for too long, takes a place from it.  A job that rests gives up GPUs to one that waits, and is not changed for a
+waited for too long, takes a place from it.  A job that stays gives up GPUs to one that waits, and is not changed for a
 gain, its own or another's: after a change until a tenth of its time since its first start has passed (`SETTLED`), and
-while another one would make its changes cost more than `PAUSE_BUDGET` of that time.  A job that reports nothing rests
+while another one would make its changes cost more than `PAUSE_BUDGET` of that time.  A job that reports nothing stays
 for ten pauses from its start as well (`SILENT_PAUSES`), and while anybody waits: nobody has measured that it gains.
 
 The failure of a node or of a worker is no such change, and its pause does not count.
@@ -26,7 +26,7 @@ def has_just_changed(job: JobView, now_s: float) -> bool:
     return bool(job.card.kept_s) and job.kept_s(now_s) <= JUST_S
 
 
-def rests(job: JobView, pause_s: float, now_s: float, utc_s: float, *, is_silent: bool) -> bool:
+def stays(job: JobView, pause_s: float, now_s: float, utc_s: float, *, is_silent: bool) -> bool:
     """True of a running job that is not to be changed for a gain; a change costs it `pause_s`."""
     lived_s = max(job.running_s(now_s), utc_s - job.card.first_started_utc_s if job.card.first_started_utc_s else 0.0)
     kept_s = job.kept_s(now_s)

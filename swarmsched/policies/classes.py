@@ -35,7 +35,7 @@ class Bidding(Protocol):
     after_pause: float  # part of the worth of a size that is left after a change
     held: int
     per_rank: int
-    rests: bool
+    stays: bool
     reserved: int
     ranks: int
     gpu: str
@@ -135,7 +135,7 @@ def _values(bid: Bidding, pool: Pool, room: Room) -> Floats:
     held = sum([count for node, count in fits.items() if node in pool.nodes])
     most = min(held, pool.gpus // bid.per_rank)
     most = max(most, bid.held) if is_there else most
-    may_move = not bid.held or is_there or (job.card.elastic is not None and not bid.rests)
+    may_move = not bid.held or is_there or (job.card.elastic is not None and not bid.stays)
     if not may_move or most < elastic_of(job).ranks_least or (job.card.hides_constraints and not is_there):
         return np.zeros(1)
     value = bid.value[: most + 1] * _speed(job, pool.gpu, is_likely=bool(bid.held) and not is_there)

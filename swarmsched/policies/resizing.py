@@ -54,7 +54,7 @@ class Sized:
     may_part: bool = field(default=False, init=False)  # it pays to move away from such a job
     gpu: str = field(default="", init=False)  # the class that it is to have; empty: any
     changes_class: bool = field(default=False, init=False)  # it runs on another one
-    rests: bool = field(default=False, init=False)  # it is not to be changed for a gain
+    stays: bool = field(default=False, init=False)  # it is not to be changed for a gain
     reserved: int = field(default=0, init=False)  # ranks of those that it has which nobody else may be dealt
     ranks: int = field(default=0, init=False)
 

@@ -88,9 +88,9 @@ class Candidate(Sized):
         """By its weight, and after its pause."""
         return float(self.value[ranks]) if ranks < len(self.value) else 0.0
 
-    def rest(self, *, is_firm: bool) -> None:
+    def stay(self, *, is_firm: bool) -> None:
         """It gets no more than it has, and where `is_firm` no less."""
-        self.rests, self.may_part = True, False
+        self.stays, self.may_part = True, False
         self.value[self.held + 1 :] = np.minimum(self.value[self.held + 1 :], self.value[self.held])
         self.reserved = self.held if is_firm else self.reserved
 
@@ -320,9 +320,9 @@ def _calm(candidates: Sequence[Candidate], turns: Turns, now_s: float, utc_s: fl
             continue
         is_wanted = bool(waiting) and (min(waiting) < inverse_priority(job))
         if calm.has_just_changed(job, now_s) and not is_wanted:
-            each.rest(is_firm=True)
-        elif calm.rests(job, turns.pause_s(job), now_s, utc_s, is_silent=is_silent) or (is_silent and waiting):
-            each.rest(is_firm=not waiting)
+            each.stay(is_firm=True)
+        elif calm.stays(job, turns.pause_s(job), now_s, utc_s, is_silent=is_silent) or (is_silent and waiting):
+            each.stay(is_firm=not waiting)
 
 
 def _keep_deadlines(candidates: Sequence[Candidate], gpus: int, utc_s: float) -> None:

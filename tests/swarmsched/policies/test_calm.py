@@ -81,7 +81,7 @@ def test_who_grows_has_been_as_it_is_for_long_and_has_pauses_left(more: dict[str
     assert (plan[job_id(1)].change is Change.GROW) is grows
 
 
-def test_a_job_that_rests_gives_up_gpus_to_one_that_waits_and_to_no_growth() -> None:
+def test_a_job_that_stays_gives_up_gpus_to_one_that_waits_and_to_no_growth() -> None:
     spent = lived(1, Share(A, 3), paused_s=3_000, estimate=replace(MEASURED, remaining=1e6))
     short = lived(2, Share(A, 1), estimate=replace(MEASURED, remaining=300.0))
     assert plan_of(spent, short)[job_id(1)].change in KEEPS
