@@ -265,7 +265,7 @@ class Swarm:
         if elastic.ranks_least == elastic.ranks_most or wanted < elastic.ranks_least:
             usual *= wanted / share  # as if it could be had in parts
         limited = limited_speeds(by_gpu)
-        usual *= mean_speed(job, self._gpu_parts, {gpu: float(speed[share]) for gpu, speed in limited.items()})
+        usual *= mean_speed(job, self._gpu_parts, {gpu: float(speed[share]) or 1.0 for gpu, speed in limited.items()})
         turn = turns.of(job)
         left_s = max(LEAST_S, _left_s(job, goodput, usual) or turn.service_gpu_s / share_gpus)
         ranks_per_node = max(1, per_node // per_rank)

@@ -126,6 +126,18 @@ def test_a_job_whose_least_batch_a_class_does_not_hold_waits_though_that_one_is_
         assert plan.decisions[0].target.shares == (Share(SLOW, 4),), policy
 
 
+def test_a_job_whose_batch_cannot_be_dealt_to_its_equal_share_on_any_class_gets_a_size_that_it_can_be_dealt_to() -> (
+    None
+):
+    """256 samples on 4 ranks make passes of 32, and at least 40 are to be in one."""
+    view = limited(1, 1.0, GpuBatch("slow", 62), GpuBatch("fast", 60), least=1)
+    assert view.card.elastic
+    elastic = replace(view.card.elastic, batches=replace(view.card.elastic.batches, local_least=40, local_most=64))
+    view = replace(view, card=replace(view.card, elastic=elastic))
+    (share,) = decided(view)[job_id(1)].target.shares
+    assert share.ranks == 2, "three were never measured"
+
+
 def test_a_class_that_one_job_refuses_is_there_for_others() -> None:
     room, refusing = Room(NODES), Demand(gpus=1, refused_gpus=("fast",))
     assert [room.classes(each) for each in (Demand(gpus=1), refusing)] == [
