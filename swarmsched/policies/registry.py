@@ -59,6 +59,13 @@ _SWARM = (
     Spec("rank_exponent", "how much more a job counts that has less left than others; 0: not at all", 0.35, 0.0, 2.0),
     Spec("horizon_s", "seconds that a change of GPUs is expected to last", 200.0, 1.0, 1e6),
     Spec("pause_s", "seconds in which a job does not train when its GPUs change", 30.0, 0.0, 1e5),
+    Spec(
+        "rho_most",
+        "a job that is to take more than so many times as long as alone on an equal share goes first; 0: it does not",
+        2.0,
+        0.0,
+        1e6,
+    ),
 )
 _ELASTIC_BATCH = (
     Spec("exact", "1: the dynamic program; 0: bundles, in less time", 0.0, 0.0, 1.0),

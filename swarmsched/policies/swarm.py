@@ -10,10 +10,11 @@ that takes a single size makes of its GPUs as many shares as they are, so that a
 `rank` counts the jobs from the one with most left, known (on an equal share) or by its index (`turns`): finishing a job
 relieves all that wait behind it.  Weights that grow with a power of the rank are optimal for jobs of equal, known,
 sublinear speed-up (Berg, Vesilo, Harchol-Balter, heSRPT, 2020).  Whoever has waited for too long counts the more the
-longer it waits, and nobody starts who would delay it too much (`Turns.held_back`).  The last factor is what a change is
-worth after its pause: `h` is how long it is likely to last, the `horizon_s` (some pauses), the rest of a job that runs,
-or the time for which it has kept what it has, whichever is shortest; a job that keeps its GPUs pays nothing.  Who has
-just changed, or has had enough of it, is left as it is (`calm`).
+longer it waits, and nobody starts who would delay it too much (`Turns.held_back`); whoever runs, and is to take more
+than `rho_most` times as long as alone on an equal share, counts up to twice.  The last factor is what a change is worth
+after its pause: `h` is how long it is likely to last, the `horizon_s` (some pauses), the rest of a job that runs, or the
+time for which it has kept what it has, whichever is shortest; a job that keeps its GPUs pays nothing.  Who has just
+changed, or has had enough of it, is left as it is (`calm`).
 
 The sum is maximised by `dealing`, for jobs of higher priority before others; no job is stopped for it but for one that
 waits.  Where no job takes several sizes, `turns.Rigid` plans in its place, by the order alone (`registry.policy_for`).
@@ -54,7 +55,7 @@ from swarmsched.policies.resizing import (
 )
 from swarmsched.policies.room import Room
 from swarmsched.policies.sites import ANY_GPU
-from swarmsched.policies.turns import Turn, Turns
+from swarmsched.policies.turns import DRAINS, Turn, Turns
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
 PLACES_TRIED = 8  # in a plan
@@ -76,6 +77,7 @@ class Candidate(Sized):
     ranks_per_node: int
     turn: Turn
     value: Floats = field(init=False)
+    unfairness: float = field(default=0.0, init=False)
     after_pause: float = field(default=1.0, init=False)  # the part of a gain that is left of it after a change
     limited: Mapping[str, Floats] = field(default_factory=dict, init=False)  # see `limited_speeds`
     by_gpu: Mapping[str, Goodput | None] = field(default_factory=dict, init=False)
@@ -96,8 +98,16 @@ class Candidate(Sized):
 
     @property
     def patience(self) -> float:
-        """How much of it is used up by waiting; 0 of whoever runs."""
-        return self.turn.patience
+        """How much more it counts for having waited, or for what it is to take."""
+        return max(self.turn.patience, min(DRAINS, self.unfairness))
+
+    def rho(self, age_s: float) -> float:
+        """Finish-time fairness of one that goes on with what it has; 0 where nobody knows."""
+        estimate, rate = self.job.card.estimate, self.rate[self.held] if self.held < len(self.rate) else 0.0
+        if not (age_s and rate and estimate and is_known(self.job)):
+            return 0.0
+        alone_s = self.left_s * (1.0 + estimate.done / estimate.remaining) + self.turn.pause_s
+        return float((age_s + self.left_s * self.usual / rate) / alone_s)
 
     @property
     def precedence(self) -> tuple[float, bool, float, JobId]:
@@ -157,7 +167,7 @@ class Swarm:
     def __init__(self, parameters: Mapping[str, float]) -> None:
         self._exponent = parameters["rank_exponent"]
         self._horizon_s = parameters["horizon_s"]
-        self._pause_s = parameters["pause_s"]
+        self._bounds = (parameters["pause_s"], parameters["rho_most"])
         self._book = GoodputBook()
         self._interference = Interference()
         self._gpu_parts: Mapping[str, float] = {}
@@ -166,7 +176,7 @@ class Swarm:
         """Who is kept waiting; then sizes; then hosts, the largest job first."""
         self._book.begin()
         self._interference, self._gpu_parts = _interference(view), parts(view.nodes)
-        turns = Turns(view, now_s, self._pause_s)
+        turns = Turns(view, now_s, *self._bounds)
         kept = never_given_up
         held_back = turns.held_back(lambda: at_least(view, turns.may_change, kept))
         decisions = (*self._dealt(_without(view, held_back), turns, now_s), *held_back.values())
@@ -189,7 +199,7 @@ class Swarm:
             deal_sizes = partial(deal_each, candidates, there, partial(_deal_sizes, utc_s=view.utc_s))
         decisions = [*kept, *deal_and_place(candidates, deal_sizes, room, view)]
         for each in _placeless(candidates, decisions)[:PLACES_TRIED] if moves else ():
-            due = {"is_overdue": each.patience > 1.0, "shrinks": not is_known(each.job)}
+            due = {"is_overdue": each.turn.is_overdue, "shrinks": not is_known(each.job)}
             made, others = place_made(view, each.job, turns.may_change, now_s, **due)
             if made:
                 return [*made, *self._dealt(others, turns, now_s, moves=False)]
@@ -270,6 +280,7 @@ class Swarm:
         left_s = max(LEAST_S, _left_s(job, goodput, usual) or turn.service_gpu_s / share_gpus)
         ranks_per_node = max(1, per_node // per_rank)
         found = Candidate(job, goodput, elastic.ranks_least, rate, usual, left_s, ranks_per_node, turn)
+        found.unfairness = turns.unfairness(found.rho(turns.age_s(job))) if found.held else turn.unfairness
         found.slowdown = self._interference.part
         found.by_gpu, found.limited = by_gpu, limited
         lasts_s = min(self._lasts_s(turn.pause_s), job.kept_s(now_s), left_s)
@@ -369,7 +380,7 @@ def _placeless(candidates: Sequence[Candidate], decisions: Sequence[Decision]) -
         for each in candidates
         if each.ranks
         and each.job.job_id in without
-        and (each.patience > 1.0 or not is_known(each.job) or inverse_priority(each.job) < lowest)
+        and (each.turn.is_overdue or not is_known(each.job) or inverse_priority(each.job) < lowest)
     ]
     return sorted(due, key=lambda each: (inverse_priority(each.job), *each.precedence))
 

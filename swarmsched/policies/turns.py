@@ -14,6 +14,9 @@ not fit, others start only where by expectation they do not delay it, as under `
 stays idle for it than it takes itself.  Once it has waited twice as long, whatever that costs, others start only
 beside the oldest jobs that it waits for: those become fewer with each that ends.
 
+Whoever is to take more than `rho_most` times as long, from its submission on, as it would alone on an equal share of
+the GPUs comes next, and has others wait for it as long as that is cheap: that is foretold, and they have waited.
+
 Whoever has to start soon to end by its deadline, as expected, counts as one that has waited so long, and runs on
 undisturbed; once it cannot end in time any more it counts as if it had none.
 """
@@ -47,6 +50,8 @@ PAUSES_BETWEEN = 10.0
 LEAST_PAUSE_S = 1e-3
 DRAINS = 2.0
 """Once it has waited so many times as long as that, GPUs stay idle for it whatever it costs."""
+SERVED = 2
+"""Where those stand of whom nobody has waited for too long: by their service."""
 REVIEW_S = 60.0
 ADMISSION: Mapping[str, float] = {"assumed_limit_s": 0.0, "reserves": 1.0}
 """As `backfill` has it by default."""
@@ -62,7 +67,9 @@ class Turn:
     expected_s: float
     is_known: bool
     pause_s: float
-    patience: float
+    patience: float  # how much of it is used up by waiting, or by its deadline; above 1: all
+    rho: float  # its finish-time fairness, if it starts now; 0: not known, or it runs
+    unfairness: float  # that over the bound on it
     is_pressed: bool = False  # by its deadline
 
     @property
@@ -72,14 +79,23 @@ class Turn:
 
     @property
     def is_overdue(self) -> bool:
-        """It has waited for too long."""
-        return self.patience > 1.0
+        """It has waited for too long, or is to take too long."""
+        return self.place[0] < SERVED
+
+    @property
+    def place(self) -> tuple[int, float]:
+        """In the order, among jobs of its priority: what is foretold comes after what has happened."""
+        if self.patience > 1.0:
+            return (0, 1.0 / self.patience)
+        return (1, 1.0 / self.unfairness) if self.unfairness > 1.0 else (SERVED, self.service_gpu_s)
 
     @property
     def why(self) -> str:
         """For people."""
         if self.is_pressed:
             return f"has to run now to end by its deadline, {self.expected_s:.0f} s left"
+        if self.is_overdue and self.patience <= 1.0:
+            return f"is to take {self.rho:.1f} times as long as alone on an equal share of the GPUs"
         if self.is_overdue:
             return f"has waited {self.patience * PATIENCE:.0f} times as long as it takes"
         told = f"{self.expected_s:.0f} s left" if self.is_known else f"{self.expected_s:.0f} s left as jobs like it go"
@@ -89,7 +105,9 @@ class Turn:
 class Turns:
     """Of all jobs of a view."""
 
-    def __init__(self, view: ClusterView, now_s: float, pause_s: float) -> None:
+    def __init__(self, view: ClusterView, now_s: float, pause_s: float, rho_most: float) -> None:
+        """`rho_most`: finish-time fairness that nobody is to come to; 0: there is no such bound."""
+        self._rho_most = rho_most
         self._lengths = lengths_of(view.history)
         self._now_s = now_s
         self._pause_s = max(pause_s, LEAST_PAUSE_S)
@@ -97,6 +115,7 @@ class Turns:
         self._jobs, self._utc_s = view.jobs, view.utc_s
         cards = [job.card for job in view.jobs if job.demand.gpus]
         self._live = len(cards)
+        self._share_gpus = max(1, sum([node.total_gpus for node in view.nodes])) / max(1, self._live)
         self._submitted = sorted([each.submitted_utc_s for each in (*cards, *[one.card for one in view.history])])
         ran = [*[job.card for job in view.jobs if job.shares], *[one.card for one in view.history]]
         self._changeable = {kind_of(card) for card in ran if card.elastic and not card.elastic.is_live}
@@ -126,8 +145,26 @@ class Turns:
             left_s, expected_s = told.index_s, told.expected_s
         patience = job.queued_s(now_s) / (expected_s + pause_s) / PATIENCE
         pressed = self._urgency(job, expected_s + pause_s)
-        known = (left_s, expected_s, bool(known_s), pause_s)
-        return Turn(job, gpus_asked(job.card), *known, max(patience, pressed), pressed > 1.0)
+        known, rho = (left_s, expected_s, bool(known_s), pause_s), self._rho(job, expected_s + pause_s)
+        bounds = (max(patience, pressed), rho, self.unfairness(rho), pressed > 1.0)
+        return Turn(job, gpus_asked(job.card), *known, *bounds)
+
+    def unfairness(self, rho: float) -> float:
+        """Of a job that is to come to so much: above 1 it is too much."""
+        return rho / self._rho_most if self._rho_most else 0.0
+
+    def age_s(self, job: JobView) -> float:
+        """Seconds since its submission; 0 where nobody knows the time of day."""
+        return max(0.0, self._utc_s - job.card.submitted_utc_s) if self._utc_s else 0.0
+
+    def _rho(self, job: JobView, takes_s: float) -> float:
+        """Finish-time fairness (Themis, NSDI 2020) of one that waits and starts now: the time from its submission to
+        its end, over that alone on an equal share of the GPUs."""
+        gpus, age_s = gpus_asked(job.card), self.age_s(job)
+        if not (gpus and age_s and is_waiting(job)):
+            return 0.0
+        alone_s = (job.attained_gpu_s(self._now_s) / gpus + takes_s) * max(1.0, gpus / self._share_gpus)
+        return (age_s + takes_s) / alone_s
 
     def _urgency(self, job: JobView, takes_s: float) -> float:
         """By its deadline, for which room is sought as long before as it takes."""
@@ -139,13 +176,13 @@ class Turns:
         is_free = job.state is JobState.RUNNING and job.can_be_stopped
         return is_free and job.running_s(self._now_s) >= PAUSES_BETWEEN * self.pause_s(job)
 
-    def key(self, job: JobView) -> tuple[int, bool, float, float, JobId]:
+    def key(self, job: JobView) -> tuple[int, int, float, float, JobId]:
         """The first to run first; who runs gives way to those with clearly less left alone."""
         turn = self.of(job)
-        first = 1.0 / turn.patience if turn.is_overdue else turn.service_gpu_s
+        standing, first = turn.place
         if job.shares:
             first = max(0.0, first - self.stop_s(job) * turn.gpus) / HYSTERESIS
-        return (inverse_priority(job), not turn.is_overdue, first, job.card.submitted_utc_s, job.job_id)
+        return (inverse_priority(job), standing, first, job.card.submitted_utc_s, job.job_id)
 
     def may_change(self, job: JobView, room: Room) -> bool:
         """Whether all that a job has is to be decided on: it waits, or lets its size be changed, or may be stopped."""
@@ -193,8 +230,13 @@ class Turns:
         ]
         next_s += [JUST_S + 1.0 - job.kept_s(self._now_s) for job in self._jobs if has_just_changed(job, self._now_s)]
         next_s += [self._pressed_in_s(turn) for turn in waiting if turn.job.card.deadline_utc_s]
+        next_s += [self._unfair_in_s(turn) for turn in waiting if 0.0 < turn.unfairness < 1.0]
         soonest_s = min(next_s)
         return max(1.0, soonest_s) if soonest_s < inf else 0.0
+
+    def _unfair_in_s(self, turn: Turn) -> float:
+        """When it will be to come to more than the bound."""
+        return (self.age_s(turn.job) + turn.expected_s + turn.pause_s) * (1.0 / turn.unfairness - 1.0)
 
     def _overdue_in_s(self, turn: Turn) -> float:
         """When it has waited for too long, or for twice that."""
@@ -214,8 +256,8 @@ class InTurn(Backfill):
     def rank_key(self, job: JobView, now_s: float) -> RankKey:
         """Smaller runs earlier."""
         turn = self._turns.of(job)
-        place = (0, milliseconds(1.0 / turn.patience)) if turn.is_overdue else (1, milliseconds(turn.service_gpu_s))
-        return (inverse_priority(job), *place, milliseconds(job.card.submitted_utc_s))
+        standing, first = turn.place
+        return (inverse_priority(job), standing, milliseconds(first), milliseconds(job.card.submitted_utc_s))
 
     def _limit_s(self, job: JobView) -> float:
         limit_s = job.card.time_limit_s or inf
@@ -252,11 +294,11 @@ class Rigid:
     """Plans for jobs of one size, down the order; as `swarm` does where some take several."""
 
     def __init__(self, parameters: Mapping[str, float]) -> None:
-        self._pause_s = parameters["pause_s"]
+        self._bounds = (parameters["pause_s"], parameters["rho_most"])
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """GPUs are dealt down the order, beside those that cannot be stopped."""
-        turns = Turns(view, now_s, self._pause_s)
+        turns = Turns(view, now_s, *self._bounds)
         held_back = turns.held_back(lambda: without_stoppable(view, turns))
         ranking = sorted([job for job in view.jobs if job.job_id not in held_back], key=turns.key)
         told = [(job, turns.of(job).why) for job in ranking]
