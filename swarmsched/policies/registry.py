@@ -59,6 +59,7 @@ _SWARM = (
     Spec("rank_exponent", "how much more a job counts that has less left than others; 0: not at all", 0.35, 0.0, 2.0),
     Spec("horizon_s", "seconds that a change of GPUs is expected to last", 200.0, 1.0, 1e6),
     Spec("pause_s", "seconds in which a job does not train when its GPUs change", 30.0, 0.0, 1e5),
+    Spec("patience", "a job that has waited so many times as long as it is to take goes first", 16.0, 0.1, 1e6),
     Spec(
         "rho_most",
         "a job that is to take more than so many times as long as alone on an equal share goes first; 0: it does not",
@@ -67,6 +68,8 @@ _SWARM = (
         1e6,
     ),
 )
+"""The patience is twice that of Tiresias' promotion, since it counts from the length of a job, not from what it has had
+of it."""
 _ELASTIC_BATCH = (
     Spec("exact", "1: the dynamic program; 0: bundles, in less time", 0.0, 0.0, 1.0),
     Spec("rebatches", "1: the batch is chosen too; 0: it stays as it is", 1.0, 0.0, 1.0),

@@ -167,7 +167,7 @@ class Swarm:
     def __init__(self, parameters: Mapping[str, float]) -> None:
         self._exponent = parameters["rank_exponent"]
         self._horizon_s = parameters["horizon_s"]
-        self._bounds = (parameters["pause_s"], parameters["rho_most"])
+        self._parameters = parameters
         self._book = GoodputBook()
         self._interference = Interference()
         self._gpu_parts: Mapping[str, float] = {}
@@ -176,7 +176,7 @@ class Swarm:
         """Who is kept waiting; then sizes; then hosts, the largest job first."""
         self._book.begin()
         self._interference, self._gpu_parts = _interference(view), parts(view.nodes)
-        turns = Turns(view, now_s, *self._bounds)
+        turns = Turns(view, now_s, self._parameters)
         kept = never_given_up
         held_back = turns.held_back(lambda: at_least(view, turns.may_change, kept))
         decisions = (*self._dealt(_without(view, held_back), turns, now_s), *held_back.values())

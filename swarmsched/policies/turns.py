@@ -8,7 +8,7 @@ who has had least (Tiresias, NSDI 2019, whose classes are steps of this order).
 A running job is stopped for one before it if it loses nothing that its people have not agreed to: it goes on from a
 checkpoint of its attempt, or may be begun again.  What the stop costs it counts for it, and what is left is halved.
 
-Nobody is passed for ever.  Whoever has waited `PATIENCE` times as long as it is expected to take goes before
+Nobody is passed for ever.  Whoever has waited `patience` times as long as it is expected to take goes before
 all that have not, by how often it has waited for that (highest response ratio next, Brinch Hansen 1971).  If it does
 not fit, others start only where by expectation they do not delay it, as under `backfill`, as long as no more GPU-time
 stays idle for it than it takes itself.  Once it has waited twice as long, whatever that costs, others start only
@@ -41,8 +41,6 @@ from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import world_size
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
-PATIENCE = 16.0
-"""Twice that of Tiresias' promotion, since it counts from the length of a job, not from what it has had of it."""
 HYSTERESIS = 2.0
 """Whoever is stopped for another has so many times as much left: what is known of lengths is no better."""
 PAUSES_BETWEEN = 10.0
@@ -67,7 +65,8 @@ class Turn:
     expected_s: float
     is_known: bool
     pause_s: float
-    patience: float  # how much of it is used up by waiting, or by its deadline; above 1: all
+    waited: float  # times as long as it is expected to take, and its pause
+    patience: float  # how much of it is used up by that, or by its deadline; above 1: all
     rho: float  # its finish-time fairness, if it starts now; 0: not known, or it runs
     unfairness: float  # that over the bound on it
     is_pressed: bool = False  # by its deadline
@@ -97,7 +96,7 @@ class Turn:
         if self.is_overdue and self.patience <= 1.0:
             return f"is to take {self.rho:.1f} times as long as alone on an equal share of the GPUs"
         if self.is_overdue:
-            return f"has waited {self.patience * PATIENCE:.0f} times as long as it takes"
+            return f"has waited {self.waited:.0f} times as long as it takes"
         told = f"{self.expected_s:.0f} s left" if self.is_known else f"{self.expected_s:.0f} s left as jobs like it go"
         return f"{told} on {amount(self.gpus, 'GPU')}" if self.gpus else ""
 
@@ -105,12 +104,11 @@ class Turn:
 class Turns:
     """Of all jobs of a view."""
 
-    def __init__(self, view: ClusterView, now_s: float, pause_s: float, rho_most: float) -> None:
-        """`rho_most`: finish-time fairness that nobody is to come to; 0: there is no such bound."""
-        self._rho_most = rho_most
+    def __init__(self, view: ClusterView, now_s: float, parameters: Mapping[str, float]) -> None:
+        self._rho_most, self._patience = parameters["rho_most"], parameters["patience"]
         self._lengths = lengths_of(view.history)
         self._now_s = now_s
-        self._pause_s = max(pause_s, LEAST_PAUSE_S)
+        self._pause_s = max(parameters["pause_s"], LEAST_PAUSE_S)
         self._found: dict[JobId, Turn] = {}
         self._jobs, self._utc_s = view.jobs, view.utc_s
         cards = [job.card for job in view.jobs if job.demand.gpus]
@@ -143,11 +141,11 @@ class Turns:
         else:
             told = self._lengths.left(job.card, job.attained_gpu_s(now_s), job.running_s(now_s))
             left_s, expected_s = told.index_s, told.expected_s
-        patience = job.queued_s(now_s) / (expected_s + pause_s) / PATIENCE
+        waited = job.queued_s(now_s) / (expected_s + pause_s)
         pressed = self._urgency(job, expected_s + pause_s)
         known, rho = (left_s, expected_s, bool(known_s), pause_s), self._rho(job, expected_s + pause_s)
-        bounds = (max(patience, pressed), rho, self.unfairness(rho), pressed > 1.0)
-        return Turn(job, gpus_asked(job.card), *known, *bounds)
+        patience = max(waited / self._patience, pressed)
+        return Turn(job, gpus_asked(job.card), *known, waited, patience, rho, self.unfairness(rho), pressed > 1.0)
 
     def unfairness(self, rho: float) -> float:
         """Of a job that is to come to so much: above 1 it is too much."""
@@ -240,7 +238,7 @@ class Turns:
 
     def _overdue_in_s(self, turn: Turn) -> float:
         """When it has waited for too long, or for twice that."""
-        at_s = PATIENCE * (turn.expected_s + turn.pause_s)
+        at_s = self._patience * (turn.expected_s + turn.pause_s)
         queued_s = turn.job.queued_s(self._now_s)
         return next((times * at_s - queued_s for times in (1.0, 2.0) if times * at_s > queued_s), inf)
 
@@ -294,11 +292,11 @@ class Rigid:
     """Plans for jobs of one size, down the order; as `swarm` does where some take several."""
 
     def __init__(self, parameters: Mapping[str, float]) -> None:
-        self._bounds = (parameters["pause_s"], parameters["rho_most"])
+        self._parameters = parameters
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """GPUs are dealt down the order, beside those that cannot be stopped."""
-        turns = Turns(view, now_s, *self._bounds)
+        turns = Turns(view, now_s, self._parameters)
         held_back = turns.held_back(lambda: without_stoppable(view, turns))
         ranking = sorted([job for job in view.jobs if job.job_id not in held_back], key=turns.key)
         told = [(job, turns.of(job).why) for job in ranking]

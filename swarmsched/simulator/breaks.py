@@ -38,6 +38,7 @@ from swarmsched.negotiation.shepherd_state import ShepherdState
 from swarmsched.negotiation.trouble import Trouble
 from swarmsched.negotiation.world_changes import Joined, Regrouped, WorldTrains, is_settled
 from swarmsched.node.parts import PRODUCTION, Parts
+from swarmsched.policies.turns import SERVED, Turn
 from swarmsched.record import JobRecord
 from swarmsched.resources import Free, less
 from swarmsched.simulator.clock import HostClock
@@ -312,6 +313,10 @@ def _of_all_that_run(original: property) -> property:
     return property(lambda job: job.state in (JobState.QUEUED, JobState.RUNNING))
 
 
+def _by_service(turn: Turn) -> tuple[int, float]:
+    return (SERVED, turn.service_gpu_s)
+
+
 def _commits_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     def granted(attempt: Attempt, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         effects: list[Effect] = original(attempt, answer, now_s)
@@ -456,6 +461,9 @@ BREAKS: Mapping[str, Break] = {
     ),
     "anybody-stopped": Break(
         "a job that cannot be stopped is stopped for others", patches={(JobView, "can_be_stopped"): _of_all_that_run}
+    ),
+    "waiting-unbounded": Break(
+        "the bound on waiting is ignored", patches={(Turn, "place"): lambda original: property(_by_service)}
     ),
     "former-first-commits": Break(
         "checkpoints of an elastic gang are ordered by their node alone",

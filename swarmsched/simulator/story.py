@@ -33,7 +33,15 @@ from swarmsched.simulator.loop import EventLoop, Spins
 from swarmsched.simulator.observer import InvariantViolated
 from swarmsched.simulator.plan_check import check_plan
 from swarmsched.simulator.swarm import SimulatedSwarm
-from swarmsched.simulator.workload import SCENES_NODES_MAX, Work, behave, draw_policy, draw_work, made_elastic
+from swarmsched.simulator.workload import (
+    SCENES_NODES_MAX,
+    Work,
+    behave,
+    draw_policy,
+    draw_work,
+    made_crowded,
+    made_elastic,
+)
 
 SIZES = ((1, 20), (2, 20), (3, 25), (5, 25), (30, 8), (200, 2))  # nodes, weight
 BEGIN_S = 2.0  # of faults and work
@@ -53,6 +61,7 @@ LONG_RATIO, LONG_FAULTS_S = 0.01, (300.0, 4_000.0)  # of the small swarms: memor
 MIXED_RATIO, WITNESS = 0.25, -1
 WITNESS_RATIO = 0.3  # of those with more than two machines: one of them holds records and runs nothing
 ELASTIC_RATIO = 0.1  # of the small swarms: jobs take several sizes, and a policy changes them
+CROWDED_RATIO, CROWDED_GPUS = 0.15, 4  # of the swarms with so few GPUs: small jobs keep a large one waiting
 CALLBACKS_MOST, CALLBACKS_OF_NODE = 20_000, 1_000
 """In a virtual second: 130 of one node and 11,500 of 200 were the most in 60 stories."""
 MODULUS = 2**61 - 1
@@ -156,6 +165,8 @@ def draw_plan(seed: int, options: StoryOptions) -> StoryPlan:
         work = made_elastic(stream(seed, "elastic sizes"), work, nodes, BEGIN_S)
     else:
         work = [draw_policy(stream(seed, "policy"), nodes, BEGIN_S), *work]
+    if sum(gpus) <= CROWDED_GPUS and stream(seed, "crowd").random() < CROWDED_RATIO:
+        work = made_crowded(stream(seed, "crowd of jobs"), work, nodes, sum(gpus), BEGIN_S)
     if faults:
         faults += draw_ambushes(stream(seed, "ambushes"), work, nodes, heal_s, options.fault_classes)
     faults.sort(key=lambda fault: fault.at_s)

@@ -60,6 +60,7 @@ RECOVER_RATIO = 0.7
 EXCLUDE_RATIO = 0.2
 RESTARTABLE_EACH = 3
 """By its number, every third job may be stopped for others."""
+CROWD_S, CROWD_JOB_S = 15.0, 4.0  # for how long small jobs come, and each of them runs
 BLOCKER_S = (62.0, 80.0)  # long enough for whoever waits behind it to starve
 
 
@@ -125,7 +126,7 @@ class _Draw:
         self._gpus = dict(zip(nodes, gpus, strict=True))
         self._total_gpus = sum(gpus)
         self._begin_s, self._end_s = begin_s, end_s
-        self._number = 0
+        self.number = 0
 
     def add(self, at_s: float, kind: str, parameters: Mapping[str, Any]) -> None:
         """One piece more."""
@@ -172,10 +173,10 @@ class _Draw:
             self._changes(at_s, number)
 
     def _submit(self, at_s: float, **wanted: object) -> int:
-        parameters = _submit(self._rng, self._gpus, self._number)
+        parameters = _submit(self._rng, self._gpus, self.number)
         self.add(at_s, "submit", {**parameters, **wanted})
-        self._number += 1
-        return self._number - 1
+        self.number += 1
+        return self.number - 1
 
     def _changes(self, at_s: float, number: int) -> None:
         """People want some of those that train to have other sizes, or to be elsewhere."""
@@ -222,6 +223,16 @@ class _Draw:
         self._submit(self._begin_s, ranks=1, does="sleep", duration_s=blocker_s, **calm)
         self._submit(self._begin_s + 3.0 * rng.random(), ranks=self._total_gpus, does="sleep", duration_s=2.0, **calm)
 
+    def crowd(self, total_gpus: int) -> None:
+        """One that needs all GPUs for a moment, among small ones that come faster than they end."""
+        rng, calm = self._rng, {"priority": 0, "exclude": [], "does": "sleep", **PLAIN}
+        self.policy(self._begin_s, "swarm", {"pause_s": 0.1, "patience": 1.0})
+        at_s, wide_s = self._begin_s, self._begin_s + 2.0
+        self._submit(wide_s, ranks=total_gpus, duration_s=0.5, **{**calm, "time_limit_s": 1.0})
+        while at_s < self._end_s:
+            at_s += CROWD_JOB_S / (total_gpus + 1) * rng.uniform(0.5, 1.5)
+            self._submit(at_s, ranks=1, duration_s=_rounded(CROWD_JOB_S * rng.uniform(0.5, 1.5)), **calm)
+
     def _preemption(self) -> None:
         """An order in which some make room for others, a gang that will have had its share, and a fresh one."""
         rng = self._rng
@@ -265,8 +276,18 @@ def policy_work(node: NodeId, name: str, parameters: Mapping[str, float], elasti
 def draw_policy(rng: random.Random, nodes: Sequence[NodeId], begin_s: float) -> Work:
     """The default of a new swarm, or what most others would choose."""
     node, name = rng.choice(nodes), rng.choice(["backfill", "swarm"])
-    # Jobs may be stopped once they have run for ten such pauses.
     return Work(begin_s, "policy", policy_work(node, name, {"pause_s": 0.1} if name == "swarm" else {}, "on"))
+
+
+def made_crowded(
+    rng: random.Random, work: WorkPlan, nodes: Sequence[NodeId], total_gpus: int, begin_s: float
+) -> list[Work]:
+    """The same jobs, and before them one that needs all GPUs under a short bound on waiting, and small ones that come
+    faster than they end, for several times as long."""
+    draw = _Draw(rng, list(nodes), [total_gpus] * len(nodes), begin_s, begin_s + CROWD_S)
+    draw.number = 1 + max([each.parameters["job"] for each in work if each.kind == "submit"], default=-1)
+    draw.crowd(total_gpus)
+    return [*draw.work, *[each for each in work if each.kind != "policy"]]
 
 
 def made_elastic(rng: random.Random, work: WorkPlan, nodes: Sequence[NodeId], begin_s: float) -> list[Work]:

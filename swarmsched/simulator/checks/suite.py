@@ -29,6 +29,7 @@ from swarmsched.simulator.checks.starts import StartChecker
 from swarmsched.simulator.checks.stops import StopChecker
 from swarmsched.simulator.checks.traffic import TrafficChecker
 from swarmsched.simulator.checks.views import ViewChecker
+from swarmsched.simulator.checks.waits import WaitChecker
 from swarmsched.simulator.checks.worlds import WorldChecker
 from swarmsched.simulator.host import Host
 from swarmsched.simulator.tasks import RunningTask, TaskChange
@@ -154,6 +155,7 @@ def all_checkers(validate_interval: int = INTERVAL) -> Suite:
             AttemptChecker(decided),
             StartChecker(decided),
             StopChecker(decided),
+            WaitChecker(),
             WorldChecker(decided),
             FreezeChecker(decided),
             CheckpointChecker(decided),

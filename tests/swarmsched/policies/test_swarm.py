@@ -13,7 +13,6 @@ from swarmsched.api import JobState
 from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import compute_plan
-from swarmsched.policies.turns import PATIENCE
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, PolicySetting
 from tests.swarmsched.building import job_id, make_node
@@ -26,6 +25,7 @@ MEASURED = Estimate(
     points=tuple(SpeedPoint(ranks, 1, 64 // ranks, 1.0 / ranks) for ranks in (1, 2, 4)), remaining=10_000.0
 )
 SIZES = Elastic(1, 4, BatchRange(64, 64, 1, 64), 64)
+PATIENCE = 16.0
 
 
 def decided(view: ClusterView, policy: str = "swarm") -> dict[str, Decision]:

@@ -14,7 +14,6 @@ from swarmsched.ids import NodeId
 from swarmsched.models.kinds import informed
 from swarmsched.policies.base import PolicyKind
 from swarmsched.policies.registry import POLICIES, compute_plan
-from swarmsched.policies.turns import PATIENCE
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
@@ -27,6 +26,8 @@ from swarmsched.replay.workload import TraceJob, trace_jobs
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, Plan, PolicySetting
 from tests.swarmsched.replay.testing import BATCHES, elastic, ends, made_up, replay, rigid, traces
+
+PATIENCE = 16.0
 
 
 def test_fifo_blocks_behind_the_head_and_ends_at_the_exact_moments() -> None:

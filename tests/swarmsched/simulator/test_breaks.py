@@ -49,6 +49,7 @@ NOTICED = {
     "hanging-member-kept": (THREE, {"ended"}),
     "newcomers-kept": (THREE, {"worlds", "ended"}),
     "anybody-stopped": (THREE, {"stops"}),
+    "waiting-unbounded": (StoryOptions(nodes=1), {"waits"}),
     "former-first-commits": (StoryOptions(nodes=3, fault_classes=("pause",)), {"6"}),
 }
 """Swarms and faults in which the rule matters, so that it is soon missed, and the invariants that say what is wrong."""
