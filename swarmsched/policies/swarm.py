@@ -12,8 +12,8 @@ relieves all that wait behind it.  Weights that grow with a power of the rank ar
 sublinear speed-up (Berg, Vesilo, Harchol-Balter, heSRPT, 2020).  Whoever has waited for too long counts the more the
 longer it waits, and nobody starts who would delay it too much (`Turns.held_back`); whoever runs, and is to take more
 than `rho_most` times as long as alone on an equal share, counts up to twice.  The last factor is what a change is worth
-after its pause: `h` is how long it is likely to last, the `horizon_s` (some pauses), the rest of a job that runs, or the
-time for which it has kept what it has, whichever is shortest; a job that keeps its GPUs pays nothing.  Who has just
+after its pause: `h` is how long it is likely to last, the `horizon_s` (some pauses), the rest of a job that runs, or
+the time for which it has kept what it has, whichever is shortest; a job that keeps its GPUs pays nothing.  Who has just
 changed, or has had enough of it, is left as it is (`calm`).
 
 The sum is maximised by `dealing`, for jobs of higher priority before others; no job is stopped for it but for one that
