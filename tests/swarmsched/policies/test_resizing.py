@@ -372,6 +372,7 @@ def test_no_word_of_its_kind_chooses_a_batch(name: str) -> None:
 
 SIZES = (0, 1, 2, 3, 240, 2**16 - 1)
 SAMPLES = (0, 1, 7, 64, 4_096, 2**32 - 1)
+MODELS = ("A100", "T4")
 AMOUNTS = (0.0, 5e-324, 1e-300, 1e-9, 0.001, 1.0, 1e6, 1e15, 1e18)
 
 
@@ -394,7 +395,8 @@ def extreme(rng: random.Random, number: int) -> JobView:
         is_partial=one((True, False)),
     )
     first, most, local_least, local_most = (one(SAMPLES) for _ in range(4))
-    batches = BatchRange(first, most, local_least, local_most, one(((), (GpuBatch("gpu", one(SAMPLES)),))))
+    by_gpu = one(((), (GpuBatch(one(MODELS), one(SAMPLES)), GpuBatch("other", one(SAMPLES)))))
+    batches = BatchRange(first, most, local_least, local_most, by_gpu)
     elastic = Elastic(one(SIZES), one(SIZES), batches, one(SAMPLES), one((True, False)))
     shares = one(((), (Share(NodeId("n1"), one((1, 2))),)))
     state = JobState.RUNNING if shares else JobState.QUEUED
@@ -408,8 +410,9 @@ def extreme(rng: random.Random, number: int) -> JobView:
 def test_no_card_that_the_wire_takes_makes_a_policy_raise_or_compute_nonsense(name: str) -> None:
     """Drawn from a seed: nothing is raised, and nothing that is no number comes out of a model."""
     rng = random.Random(9)
-    nodes = tuple(make_node(f"n{at}", free, 8) for at, free in enumerate((8, 4, 0)))
-    for _ in range(12):
+    for count in range(24):
+        models = (*MODELS, "H200") if count % 2 else ("A100",) * 3
+        nodes = tuple(make_node(f"n{at}", free, 8, models[at]) for at, free in enumerate((8, 4, 0)))
         jobs = [extreme(rng, number) for number in range(rng.choice((1, 3)))]
         jobs = [replace(each, card=decode_card(encode_card(each.card)[1])) for each in jobs]
         heard = Kinds()
