@@ -41,9 +41,9 @@ from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import world_size
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
-HYSTERESIS = 2.0
+HYSTERESIS = 1.5
 """Whoever is stopped for another has so many times as much left: what is known of lengths is no better."""
-PAUSES_BETWEEN = 10.0
+PAUSES_BETWEEN = 5.0
 """No job is stopped before it has run for so many times as long as a stop costs it."""
 LEAST_PAUSE_S = 1e-3
 DRAINS = 2.0
