@@ -40,7 +40,7 @@ RARE = 1e-3
 """Where fewer of all jobs live so long, nothing is known of them: then they have as many times as much left as they
 have had as those just before."""
 
-Parts = tuple[tuple["Pool | Prior", float], ...]
+Parts = tuple[tuple["LengthPool | LogNormal", float], ...]
 
 
 class Left(NamedTuple):
@@ -52,7 +52,7 @@ class Left(NamedTuple):
     index_s: float
 
 
-class Prior(NamedTuple):
+class LogNormal(NamedTuple):
     """A log-normal distribution of lengths: the logarithm of its median, and the deviation of logarithms."""
 
     mean: float
@@ -67,10 +67,10 @@ class Prior(NamedTuple):
         return erfc(at / sqrt(2.0)) / 2.0, whole_s * erfc((at - self.deviation) / sqrt(2.0)) / 2.0
 
 
-PRIOR = Prior(log(PRIOR_MEDIAN_S), PRIOR_DEVIATION)
+PRIOR = LogNormal(log(PRIOR_MEDIAN_S), PRIOR_DEVIATION)
 
 
-class Pool:
+class LengthPool:
     """Logarithms of the lengths of ended jobs."""
 
     def __init__(self, told: Sequence[tuple[str, float]]) -> None:
@@ -95,13 +95,13 @@ class Pool:
         first = bisect_right(self._lengths, time_s)
         return (self.count - self._weights[first]) / self.count, (self._sums[-1] - self._sums[first]) / self.count
 
-    def drawn_to(self, broader: Prior) -> Prior:
+    def drawn_to(self, broader: LogNormal) -> LogNormal:
         """Its distribution, as if the broader one had told `PRIOR_JOBS` jobs of it."""
         whole = self.count + PRIOR_JOBS
         mean = (broader.mean * PRIOR_JOBS + sum([each * weight for each, weight in self._logs])) / whole
         spread = PRIOR_JOBS * (broader.deviation**2 + (broader.mean - mean) ** 2)
         spread += sum([weight * (each - mean) ** 2 for each, weight in self._logs])
-        return Prior(mean, min(max(sqrt(spread / whole), DEVIATION_LEAST), DEVIATION_MOST))
+        return LogNormal(mean, min(max(sqrt(spread / whole), DEVIATION_LEAST), DEVIATION_MOST))
 
 
 class Lengths:
@@ -115,7 +115,7 @@ class Lengths:
                 length_s = min(max(card.attained_gpu_s / gpus, LEAST_S), MOST_S)
                 for key in _pools(card):
                     told[key].append((card.user, length_s))
-        self._pools = {key: Pool(each) for key, each in told.items()}
+        self._pools = {key: LengthPool(each) for key, each in told.items()}
         self._found: dict[tuple[object, ...], Left] = {}
 
     def left(self, card: JobCard, attained_gpu_s: float, running_s: float) -> Left:
@@ -133,11 +133,11 @@ class Lengths:
 
     def _parts(self, narrowest: tuple[object, ...], limit_s: float) -> Parts:
         """The distributions that a job's length is mixed of, each with its weight."""
-        smooth, parts = PRIOR, list[tuple[Pool | Prior, float]]()
+        smooth, parts = PRIOR, list[tuple[LengthPool | LogNormal, float]]()
         for count in range(len(narrowest) + 1):
             pool = self._pools.get(narrowest[:count])
             if limit_s and count == 2:  # the user's own jobs tell more
-                smooth, parts = Prior(log(limit_s * LIMIT_USED), smooth.deviation), []
+                smooth, parts = LogNormal(log(limit_s * LIMIT_USED), smooth.deviation), []
             if pool is not None:
                 smooth = pool.drawn_to(smooth)
                 part = pool.count / (pool.count + PRIOR_JOBS)

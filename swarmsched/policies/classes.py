@@ -48,7 +48,7 @@ class Bidding(Protocol):
 B = TypeVar("B", bound=Bidding)
 
 
-class Pool(NamedTuple):
+class ClassPool(NamedTuple):
     """The GPUs of one class that are dealt."""
 
     gpu: str
@@ -56,13 +56,13 @@ class Pool(NamedTuple):
     gpus: int
 
 
-def pools(room: Room) -> list[Pool]:
+def pools(room: Room) -> list[ClassPool]:
     """Of a room without those among whom its GPUs are dealt; by name."""
     nodes: dict[str, list[NodeId]] = {}
     for node, name in sorted(room.classes(ANY_GPU).items()):
         nodes.setdefault(name, []).append(node)
     return [
-        Pool(name, frozenset(there), sum([room.free(node).gpu_count for node in there]))
+        ClassPool(name, frozenset(there), sum([room.free(node).gpu_count for node in there]))
         for name, there in sorted(nodes.items())
     ]
 
@@ -106,7 +106,7 @@ def limited_speeds(by_gpu: Mapping[str, Goodput | None]) -> dict[str, Floats]:
     return {gpu: goodput.rate / most for gpu, goodput in by_gpu.items() if goodput}
 
 
-def assign(bids: Sequence[Bidding], there: Sequence[Pool], room: Room) -> None:
+def assign(bids: Sequence[Bidding], there: Sequence[ClassPool], room: Room) -> None:
     """Give each its class, and the values of its sizes there."""
     values = [[_values(bid, pool, room) for pool in there] for bid in bids]
     widest = max([len(bid.value) for bid in bids], default=0)
@@ -126,7 +126,7 @@ def _settle(bid: Bidding, gpu: str) -> None:
     bid.gpu, bid.goodput = gpu, bid.by_gpu.get(gpu, bid.goodput)
 
 
-def _values(bid: Bidding, pool: Pool, room: Room) -> Floats:
+def _values(bid: Bidding, pool: ClassPool, room: Room) -> Floats:
     """Of its sizes on GPUs of that class, as far as there are any that it may have."""
     job, is_there = bid.job, _is_in(bid.job, pool)
     fits = room.fits(job.demand)
@@ -152,11 +152,11 @@ def _speed(job: JobView, gpu: str, *, is_likely: bool) -> float:
     return min([known.get(name, 1.0) for name in gpu.split("+")])
 
 
-def _is_in(job: JobView, pool: Pool) -> bool:
+def _is_in(job: JobView, pool: ClassPool) -> bool:
     return bool(job.shares) and job.shares[0].node in pool.nodes
 
 
-def _class_of(job: JobView, there: Sequence[Pool]) -> str:
+def _class_of(job: JobView, there: Sequence[ClassPool]) -> str:
     return next((pool.gpu for pool in there if _is_in(job, pool)), "")
 
 
@@ -178,7 +178,7 @@ def _chosen(table: Floats, per_rank: Floats, gpus: Floats) -> list[int]:
     return [int(each) for each in net[:, :, 1:].max(axis=2, initial=-np.inf).argmax(axis=1)]
 
 
-def deal_each(bids: Sequence[B], there: Sequence[Pool], deal: Callable[[Sequence[B], int], None]) -> None:
+def deal_each(bids: Sequence[B], there: Sequence[ClassPool], deal: Callable[[Sequence[B], int], None]) -> None:
     """Deal the GPUs of each class.  Who is to change its class keeps what is reserved for it until it has."""
     movers = [bid for bid in bids if bid.changes_class and bid.reserved]
     reserved = {bid.job.job_id: bid.reserved for bid in movers}

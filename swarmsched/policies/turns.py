@@ -116,7 +116,7 @@ class Turns:
         self._share_gpus = max(1, sum([node.total_gpus for node in view.nodes])) / max(1, self._live)
         self._submitted = sorted([each.submitted_utc_s for each in (*cards, *[one.card for one in view.history])])
         ran = [*[job.card for job in view.jobs if job.shares], *[one.card for one in view.history]]
-        self._changeable = {kind_of(card) for card in ran if card.elastic and not card.elastic.is_live}
+        self._changeable = {alike(card) for card in ran if card.elastic and not card.elastic.is_live}
 
     def of(self, job: JobView) -> Turn:
         """A job's turn."""
@@ -190,7 +190,7 @@ class Turns:
         """Ranks with which a job may start: of one that may have to keep them a fair share of the GPUs, among all that
         are there, or come while it runs."""
         elastic = job.card.elastic
-        if elastic is None or job.shares or elastic.is_live or kind_of(job.card) in self._changeable:
+        if elastic is None or job.shares or elastic.is_live or alike(job.card) in self._changeable:
             return most
         expected_s = self.of(job).expected_s
         crowd = bisect_left(self._submitted, self._submitted[-1] - expected_s)
@@ -305,7 +305,7 @@ class Rigid:
         return Plan((*decisions, *held_back.values()), view.memory, review_s=turns.review_s)
 
 
-def kind_of(card: JobCard) -> tuple[str, str]:
+def alike(card: JobCard) -> tuple[str, str]:
     """Jobs that are likely to behave alike."""
     return (card.user, card.name or card.program)
 
