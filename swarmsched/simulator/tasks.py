@@ -78,6 +78,7 @@ ASKS_AGAIN_S = 0.5  # after its agent's restart, or when it was frozen
 WRITE_BACK_S = 30.0  # until the kernel has put on disk what nobody has synced
 SILENT_S = 2.0  # until an agent knows of a worker that it stands still
 WAITS_S = 3.0  # until others say that they wait for it
+WAITS = "waits for a rank that stands still"
 TIMES_OUT_S = 4.0  # from then on until that has timed out
 COPY_S = (0.05, 0.3, 2.0, 9.0)  # that checkpoints of elastic attempts take to other machines, one after another
 TERMINATE_S = 0.010  # from SIGTERM to the last exit, for ranks that obey
@@ -585,8 +586,8 @@ class TaskModel:
 
     def _says_that_it_waits(self, task: RunningTask, *, in_switch: bool = False) -> None:
         goes_on = not (task.is_waiting or in_switch)
-        if not (goes_on or task.is_over or task.is_frozen or task.is_still or task.worker.problem):
-            self._say(task, problem="waits for a rank that stands still")
+        if not (goes_on or task.is_over or task.is_frozen or task.is_still or task.worker.problem == WAITS):
+            self._say(task, problem=WAITS)
             self._loop.post_later(TIMES_OUT_S, self._times_out, task)
 
     def _times_out(self, task: RunningTask) -> None:

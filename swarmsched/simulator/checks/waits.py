@@ -2,7 +2,8 @@
 starts another one before it.
 
 The bound is `patience` times as long as the job takes, which is no longer than its time limit.  Others that may have
-waited as often for their length, or are of a higher priority, do not count.
+waited as often for their length, or are of a higher priority, do not count; while one of those waits GPUs are kept for
+it alone.
 """
 
 from collections.abc import Sequence
@@ -70,6 +71,8 @@ class WaitChecker(Checker):
             return
         self.waited_count += 1
         first = max(due, key=lambda job: (job.card.priority, waited(job, max(LEAST_S, job.card.time_limit_s))))
+        if any(not job.shares and job.card.priority > first.card.priority for job in asked.view.jobs):
+            return
         before, jobs = (
             waited(first, max(LEAST_S, first.card.time_limit_s)),
             {job.job_id: job for job in asked.view.jobs},
