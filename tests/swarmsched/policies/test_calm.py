@@ -69,9 +69,9 @@ def test_a_job_that_has_only_started_gives_room_at_once() -> None:
         ({}, True),
         ({"kept_s": 360}, False),  # a tenth of its time
         ({"kept_s": 361}, True),
-        ({"paused_s": 210}, True),  # a twentieth of it, and one pause ahead; with this one it is two
-        ({"paused_s": 211}, False),
-        ({"paused_s": 211, "pause_s": 60.0}, True),
+        ({"paused_s": 270}, True),  # a twentieth of it, and three pauses ahead; with this one it is four
+        ({"paused_s": 271}, False),
+        ({"paused_s": 271, "pause_s": 60.0}, True),
         ({"estimate": None, "kept_s": 0, "running_s": SILENT_PAUSES * PAUSE_S}, False),
         ({"estimate": None, "kept_s": 0, "running_s": SILENT_PAUSES * PAUSE_S + 1.0}, True),
     ],
