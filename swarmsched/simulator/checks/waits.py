@@ -54,6 +54,9 @@ class WaitChecker(Checker):
         def waited(job: JobView, takes_s: float) -> float:
             return job.queued_s(now_s) / (takes_s + max(pause_s, job.card.pause_s)) / patience
 
+        def surely_waited(job: JobView) -> float:
+            return waited(job, max(LEAST_S, job.card.time_limit_s))
+
         nodes, gpus = asked.view.nodes, sum([node.capacity.gpu_count for node in asked.view.nodes])
         held = sum([world_size(job.shares) * job.demand.gpus for job in asked.view.jobs])
         if not all(node.is_available for node in nodes) or held + sum([node.free.gpu_count for node in nodes]) != gpus:
@@ -64,19 +67,16 @@ class WaitChecker(Checker):
             if job.card.time_limit_s
             and not job.card.elastic
             and job.card.ranks * job.demand.gpus == gpus > 0
-            and waited(job, max(LEAST_S, job.card.time_limit_s)) > SLACK * DRAINS
+            and surely_waited(job) > SLACK * DRAINS
             and place_in(Room(nodes).emptied(), job) is not None
         ]
         if not due:
             return
         self.waited_count += 1
-        first = max(due, key=lambda job: (job.card.priority, waited(job, max(LEAST_S, job.card.time_limit_s))))
+        first = max(due, key=lambda job: (job.card.priority, surely_waited(job)))
         if any(not job.shares and job.card.priority > first.card.priority for job in asked.view.jobs):
             return
-        before, jobs = (
-            waited(first, max(LEAST_S, first.card.time_limit_s)),
-            {job.job_id: job for job in asked.view.jobs},
-        )
+        before, jobs = surely_waited(first), {job.job_id: job for job in asked.view.jobs}
         for each in plan.decisions:
             job = jobs.get(each.job_id)
             if each.change is not Change.START or job is None or not job.demand.gpus or job in due:
