@@ -12,7 +12,7 @@ import io
 import random
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,6 +26,7 @@ WINDOW = 64  # pieces that are under way at once, since those of a GPU are copie
 BUFFER_MOST = 1 << 16  # numbers in a buffer that is put back where a step is done again
 SMALL_BYTES = 1 << 12  # what is not larger travels in the document
 PLACE = "swarm_elastic.tensor"
+COPIES = "copies of buffers in "  # begins the name of an item
 Stateful = Any  # has state_dict() and load_state_dict()
 
 
@@ -127,9 +128,13 @@ class TrainingState:
         order = [self._names.get(id(each), "") for group in self._optimizer.param_groups for each in group["params"]]
         for at, name in enumerate(order):
             yield f"optimizer state of {name}", held.get(at, {})
+        buffers = {name for name, _ in self._model.named_buffers()}
         for name, part in self._parts.items():
             if name != "noise" and not getattr(part, "is_of_rank", False):
-                yield name if name in OWN_PARTS else f"parts[{name!r}]", plain(part.state_dict())
+                told = name if name in OWN_PARTS else f"parts[{name!r}]"
+                copies: list[Any] = []
+                yield told, _without(plain(part.state_dict()), buffers, copies)
+                yield f"{COPIES}{told}", copies
 
     def small(self) -> list[Any]:
         """What is kept: rates, and the state of parts."""
@@ -204,6 +209,22 @@ class TrainingState:
         rest = {f"parts[{name!r}]": "there" for name in self._parts if name not in OWN_PARTS}
         sizes = [len(group["params"]) for group in self._optimizer.param_groups]
         return {"optimizer": f"{type(self._optimizer).__name__} of {sizes} parameters", **own, **rest}
+
+
+def _without(state: Any, buffers: Collection[str], copies: list[Any]) -> Any:
+    """The state of a part without copies of buffers, as averages of models have them; those are added to `copies`."""
+    if isinstance(state, (list, tuple)):
+        return [_without(each, buffers, copies) for each in state]
+    if not isinstance(state, dict):
+        return state
+    rest = {}
+    for key, each in state.items():
+        names = str(key).split(".")
+        if any(".".join(names[at:]) in buffers for at in range(len(names))):
+            copies.append([str(key), each])
+        else:
+            rest[key] = _without(each, buffers, copies)
+    return rest
 
 
 class Noted:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from swarm_elastic._handover import hyperparameters, is_dense, plain
+from swarm_elastic._handover import COPIES, hyperparameters, is_dense, plain
 
 EVERY_STEPS = 100
 WORD = (1 << 24) - 1  # digests in the table are from 1 to it; 0: not told
@@ -104,7 +104,9 @@ class Twin:
             own = [name for name, _ in self._buffers()]
             now = found[len(found) - len(own) :]
             self._moving.update(name for at, name in enumerate(own) if self._before[at] != now[at])
-        return [0 if name in self._moving else found[at] for at, (name, _) in enumerate(items)]
+        moving = self._moving
+        is_own = [name in moving or (bool(moving) and name.startswith(COPIES)) for name, _ in items]
+        return [0 if is_own[at] else hashed for at, hashed in enumerate(found)]
 
 
 class Measure(NamedTuple):

@@ -31,10 +31,11 @@ model = torch.nn.Sequential(
 )
 model.register_buffer("given", torch.ones(3))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-mean = Mean()
+mean, average = Mean(), torch.optim.swa_utils.AveragedModel(model)
 x = torch.randn(72, 4)
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
-training = swarm_elastic.Elastic(model, optimizer, global_batch=12, parts={"mean": mean}, clip_norm=1.0)
+parts = {"mean": mean, "average": average}
+training = swarm_elastic.Elastic(model, optimizer, global_batch=12, parts=parts, clip_norm=1.0)
 first = True
 for inputs, targets in training.batches(data, epochs=int(os.environ.get("EPOCHS", "8"))):
     if does == "newcomer" and worker == "b" and first:
@@ -43,6 +44,9 @@ for inputs, targets in training.batches(data, epochs=int(os.environ.get("EPOCHS"
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
     loss.backward()
     training.step(loss)
+    average.update_parameters(model)
+    if does == "average" and worker == "b" and training.step_number == 12:
+        average.module[0].bias.data[0] += 1.0
     mean.value = loss.item() if does == "part" else training.loss
     at = training.step_number
     if worker == "b" and at == 12:
@@ -74,6 +78,7 @@ PARTED = {
     "rate": "parted before step 13: worker b differs from worker a in parameter group 0 (lr 0.005, not 0.01)",
     "weight": "parted before step 16: worker b differs from worker a in weight 3.weight",
     "moments": "parted before step 16: worker b differs from worker a in weight 0.bias, optimizer state of 0.bias",
+    "average": "parted before step 16: worker b differs from worker a in parts['average']",
     "buffer": "parted before step 16: worker b differs from worker a in buffer given",
 }
 
@@ -135,7 +140,7 @@ def test_a_newcomer_that_differs_in_its_first_step_is_the_one_that_is_wrong(make
 
 @pytest.mark.parametrize("does", ["nothing", "rounding"])
 def test_what_is_of_a_rank_and_what_differs_by_rounding_is_let_be(does: str, make_job: Callable) -> None:
-    """Running means of batch norm; sums on other hardware."""
+    """Running means of batch norm, also in an average of the model; sums on other hardware."""
     with make_job(DOES=does) as job:
         (job.folder / "go").touch()
         job.start("a", "b")
