@@ -5,7 +5,7 @@
         ProtocolError          peer, message kind
             LocalProtocolError     our own code broke the rules: a bug
             RemoteProtocolError    the peer did: drop, count, carry on
-        InvalidTransition      object, state, event, recent transitions
+        InvalidTransition      object, state, event
         StorageError           a stored file that cannot be used, and what to do about it
         JobError               job id
             UnknownJob
@@ -13,7 +13,7 @@
         CapacityError          what was asked, what there is
         AgentUnreachable       addresses tried, last cause (client side)
 
-Expected outcomes are values, not exceptions: a refused hold is a `HoldAnswer` with a reason.
+Expected outcomes are values, not exceptions: a refused hold is an `OwnerAnswer` with a `Refusal`.
 """
 
 from collections.abc import Sequence
@@ -61,10 +61,9 @@ class InvalidTransition(SwarmError):
 
     code = "invalid_transition"
 
-    def __init__(self, subject: str, state: str, event: str, recent: Sequence[str] = ()) -> None:
-        self.subject, self.state, self.event, self.recent = subject, state, event, tuple(recent)
-        story = f" (before: {', '.join(recent)})" if recent else ""
-        super().__init__(f"{subject}: no transition from {state} on {event}{story}")
+    def __init__(self, subject: str, state: str, event: str) -> None:
+        self.subject, self.state, self.event = subject, state, event
+        super().__init__(f"{subject}: no transition from {state} on {event}")
 
 
 class StorageError(SwarmError):

@@ -15,7 +15,7 @@ Reports of a gang come from several owners and overtake one another.  That is wh
 short job is over before the last owner said that it began) and STARTED in STOPPING (the stop overtook the report).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 
@@ -55,15 +55,14 @@ TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = MappingProxyType(
 )
 
 
-def next_state(state: JobState, event: JobEvent, subject: str, recent: Sequence[str] = ()) -> JobState:
+def next_state(state: JobState, event: JobEvent, subject: str) -> JobState:
     """The state after `event`.
 
-    Raises `InvalidTransition` with `subject` (the job id) and its `recent` transitions when the table has no such
-    edge; nothing was changed.
+    Raises `InvalidTransition` with `subject` (the job id) when the table has no such edge; nothing was changed.
     """
     following = TRANSITIONS.get((state, event))
     if following is None:
-        raise InvalidTransition(subject, state.value, event.value, recent)
+        raise InvalidTransition(subject, state.value, event.value)
     return following
 
 

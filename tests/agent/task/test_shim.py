@@ -232,6 +232,14 @@ async def test_a_stopped_daemon_and_a_stopped_rank_are_ended(bench: Bench) -> No
     assert not is_alive(daemon)
 
 
+async def test_a_stopped_rank_gets_its_grace_as_well(bench: Bench) -> None:
+    order = make_order("sh", "-c", "trap 'echo told; exit 3' TERM; echo up; kill -STOP $$")
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for_output(order, b"up")
+    bench.runner.perform(StopTask(order.job_id, 1, 30.0))
+    assert (await bench.finish(order)).exits == (RankExit(0, 3),)
+
+
 async def test_daemons_in_sessions_of_their_own_get_their_grace_as_well(bench: Bench) -> None:
     daemon = "trap 'echo told; exit' TERM; echo up; while :; do sleep 0.02; done"
     order = make_order("sh", "-c", f'setsid sh -c "{daemon}" & trap "" TERM; wait; while :; do sleep 0.02; done')

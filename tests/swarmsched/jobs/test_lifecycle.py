@@ -54,9 +54,9 @@ def test_every_state_can_reach_the_end():
     assert reachable == set(JobState)
 
 
-def test_a_missing_edge_names_job_state_event_and_story():
-    with pytest.raises(InvalidTransition, match=r"job7: no transition from ended on started .*queued, starting"):
-        next_state(JobState.ENDED, JobEvent.STARTED, "job7", ["queued", "starting"])
+def test_a_missing_edge_names_job_state_and_event():
+    with pytest.raises(InvalidTransition, match="job7: no transition from ended on started"):
+        next_state(JobState.ENDED, JobEvent.STARTED, "job7")
 
 
 def test_the_diagram_shows_every_edge():
