@@ -1,9 +1,10 @@
 """How long jobs still take, where only those that have ended can tell: an expectation, an interval and an index.
 
 A length is counted in seconds on the GPUs that a job asked for, so that what was served on more or fewer of them counts
-by its GPU-seconds.  Lengths of ended jobs make pools, from all of them to those of one user, program and number of
-GPUs (in powers of two).  A job's length is distributed as in its narrowest pool and, by the weight of `PRIOR_JOBS`
-jobs, as in the next broader one, and so on.  Beside what was seen counts a smooth curve, a log-normal one that is drawn
+by its GPU-seconds.  Lengths of ended jobs make pools, from all of them to those of one number of GPUs (in powers of
+two), user, program (script; with its words; from one folder: `program.levels`) and name.  A job's length is distributed
+as in its narrowest pool and, by the weight of `PRIOR_JOBS` jobs, as in the next broader one that holds more jobs, and
+so on.  Beside what was seen counts a smooth curve, a log-normal one that is drawn
 through the pools in the same way from a prior on: between few lengths, and beyond them, nothing was seen.
 
 The index is the smallest of E[min(S - a, d) | S > a] / P(S - a <= d | S > a) over all times d ahead, with a the time
@@ -15,14 +16,15 @@ known it is the time that is left: so both kinds stand in one order.
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import erfc, exp, inf, isfinite, log, sqrt
 from typing import NamedTuple
 
 from swarmsched.card import JobCard
+from swarmsched.program import levels
 from swarmsched.view import EndedJob
 
-PRIOR_JOBS = 8.0
+PRIOR_JOBS = 4.0
 """A pool of so many jobs counts as much as the broader ones beside it."""
 PRIOR_MEDIAN_S, PRIOR_DEVIATION = 1_800.0, 1.7
 """Before anything has ended: half an hour, and a factor of five and a half around it, as recorded clusters have it."""
@@ -83,6 +85,7 @@ class LengthPool:
             user: min(1.0, (len(told) - count + PRIOR_JOBS) / count) if len(counts) > 1 else 1.0
             for user, count in counts.items()
         }
+        self.jobs = len(told)
         lengths = sorted([(length_s, weight[user]) for user, length_s in told])
         self._logs = [(log(length_s), each) for length_s, each in lengths]
         self.count = sum([each for _, each in lengths])
@@ -134,11 +137,11 @@ class Lengths:
     def _parts(self, narrowest: tuple[object, ...], limit_s: float) -> Parts:
         """The distributions that a job's length is mixed of, each with its weight."""
         smooth, parts = PRIOR, list[tuple[LengthPool | LogNormal, float]]()
-        for count in range(len(narrowest) + 1):
-            pool = self._pools.get(narrowest[:count])
+        chain = [self._pools.get(narrowest[:count]) for count in range(len(narrowest) + 1)]
+        for count, (pool, narrower) in enumerate(pairwise([*chain, None])):
             if limit_s and count == 2:  # the user's own jobs tell more
                 smooth, parts = LogNormal(log(limit_s * LIMIT_USED), smooth.deviation), []
-            if pool is not None:
+            if pool is not None and (narrower is None or narrower.jobs < pool.jobs):  # the same jobs count once
                 smooth = pool.drawn_to(smooth)
                 part = pool.count / (pool.count + PRIOR_JOBS)
                 parts = [*[(each, weight * (1.0 - part)) for each, weight in parts], (pool, SEEN * part)]
@@ -163,13 +166,9 @@ def gpus_asked(card: JobCard) -> int:
 
 def _pools(card: JobCard) -> tuple[tuple[object, ...], ...]:
     """From the broadest to the narrowest."""
-    size, program = gpus_asked(card).bit_length(), card.name or card.program
-    return ((), (size,), (size, card.user), (size, card.user, program))
-
-
-def _broader(pool: tuple[object, ...]) -> Iterable[tuple[object, ...]]:
-    """It, and all broader ones."""
-    return [pool[:count] for count in range(len(pool), -1, -1)]
+    program = reversed(levels(card.program))
+    narrowest: tuple[object, ...] = (gpus_asked(card).bit_length(), card.user, *program, *filter(None, [card.name]))
+    return tuple([narrowest[:count] for count in range(len(narrowest) + 1)])
 
 
 def _rounded(time_s: float) -> float:

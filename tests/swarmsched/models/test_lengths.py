@@ -58,6 +58,22 @@ def test_what_ones_own_user_program_and_size_tell_counts_before_what_all_do() ->
     assert lengths.left(card(program="new.py"), 0.0, 0.0).index_s < lengths.left(card(user="eve"), 0.0, 0.0).index_s
 
 
+def test_who_edits_a_script_or_names_each_job_anew_goes_on_with_what_the_program_has_told() -> None:
+    others = [ended(number, 9_000.0, program="pretrain.py#11") for number in range(100)]
+    own = [ended(number, 60.0, program=f"eval.py#22@{number:08x}", name=f"run-{number}") for number in range(100, 140)]
+    lengths = Lengths([*others, *own])
+    assert lengths.left(card(program="eval.py#22@ffffffff", name="run-999"), 0.0, 0.0).index_s < 150.0
+    assert lengths.left(card(program="eval.py#33"), 0.0, 0.0).index_s < 150.0
+    assert lengths.left(card(program="pretrain.py#11@ffffffff", name="run-100"), 0.0, 0.0).index_s > 3_000.0
+
+
+def test_jobs_that_are_alike_in_all_count_no_more_than_those_of_which_less_is_known() -> None:
+    named = [ended(number, 60.0, program="a.py#1@2") for number in range(4)]
+    plain = [ended(number, 60.0) for number in range(4)]
+    alike = Lengths(named).left(card(program="a.py#1@2"), 0.0, 0.0)
+    assert alike == Lengths(plain).left(card(), 0.0, 0.0)
+
+
 def test_one_users_many_jobs_count_no_more_than_those_of_all_others() -> None:
     flood = [ended(number, 5.0, user="eve") for number in range(400)]
     others = [ended(number, 20_000.0, user=f"user{number}") for number in range(400, 500)]
