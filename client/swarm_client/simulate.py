@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
+import signal
 import subprocess
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
+from swarmsched.simulator.loop import Spins
 from swarmsched.simulator.seeds import SeedOptions, SeedResult, Tally, judged
-from swarmsched.simulator.story import StoryPlan, draw_plan, run_story
+from swarmsched.simulator.story import Story, StoryPlan, draw_plan, run_story
 
 GIT_TIMEOUT_S = 5.0
+STEP_CPU_S = 30.0  # between two looks whether a story has gone on
 
 
 @dataclass(slots=True)
@@ -63,9 +67,9 @@ def replay(plan: StoryPlan, options: SeedOptions) -> Timed:
     """Live through a plan that was printed before."""
     with _without_collector():
         started_s = time.process_time()
-        story = run_story(plan, options.story.break_name)
+        story = run_story(plan, options.story.break_name, _moving)
         cpu_s = time.process_time() - started_s
-    return Timed(judged(story, options), cpu_s)
+    return Timed(judged(story, replace(options, watch=_moving)), cpu_s)
 
 
 def report(results: Iterable[Timed]) -> Report:
@@ -95,6 +99,30 @@ def _without_collector() -> Generator[None, None, None]:
         yield
     finally:
         gc.enable()
+
+
+@contextlib.contextmanager
+def _moving(story: Story) -> Generator[None, None, None]:
+    """A loop without an end lets no virtual time pass; it is broken off by an error where it is.
+
+    By processor time, so that a busy machine ends no story.
+    """
+    seen = -1
+
+    def look(_: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        if story.events == seen:
+            where = f", in {frame.f_code.co_qualname}, line {frame.f_lineno}" if frame is not None else ""
+            raise Spins(f"no step came to an end in {STEP_CPU_S:g} s{where}")
+        seen = story.events
+
+    former = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, STEP_CPU_S, STEP_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, former)
 
 
 def _run(options: SeedOptions, seed: int) -> Timed:

@@ -1,11 +1,12 @@
 """One seed from its number to its result, and what many results come to."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from swarmsched.simulator.shrink import Shrinker
-from swarmsched.simulator.story import StoryOptions, StoryPlan, StoryResult, draw_plan, run_story
+from swarmsched.simulator.story import StoryOptions, StoryPlan, StoryResult, Watch, draw_plan, run_story
 
 SHRINK_RUNS_MAX = 120
 SHRINK_EVENTS_MAX = 400_000
@@ -24,15 +25,16 @@ class SeedResult:
 
 @dataclass(frozen=True, slots=True)
 class SeedOptions:
-    """As for a story; `shrinks` false leaves a failing plan as it was drawn."""
+    """As for a story; `shrinks` false leaves a failing plan as it was drawn, and `watch` is for each story."""
 
     story: StoryOptions = StoryOptions()  # noqa: RUF009  # frozen
     shrinks: bool = True
+    watch: Watch = nullcontext
 
 
 def run_seed(seed: int, options: SeedOptions = SeedOptions()) -> SeedResult:  # frozen
     """Draw the seed's plan, live through it and, if an invariant breaks, find out what that takes."""
-    return judged(run_story(draw_plan(seed, options.story), options.story.break_name), options)
+    return judged(run_story(draw_plan(seed, options.story), options.story.break_name, options.watch), options)
 
 
 def judged(result: StoryResult, options: SeedOptions) -> SeedResult:
@@ -45,7 +47,7 @@ def judged(result: StoryResult, options: SeedOptions) -> SeedResult:
 
 def _shrunk(result: StoryResult, options: SeedOptions) -> StoryResult:
     def trial(plan: StoryPlan) -> StoryResult:
-        return run_story(plan, options.story.break_name)
+        return run_story(plan, options.story.break_name, options.watch)
 
     return Shrinker(trial, SHRINK_RUNS_MAX, SHRINK_EVENTS_MAX).shrink(result)
 

@@ -7,7 +7,8 @@ the protocol allows.  Nothing here reads a clock or starts a process: a plan and
 
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -308,7 +309,12 @@ def _some_clock(loop: EventLoop, rng: random.Random) -> HostClock:
     return HostClock(loop, origin_s=rng.uniform(0.0, ORIGIN_MAX_S))
 
 
-def run_story(plan: StoryPlan, break_name: str = "") -> StoryResult:
-    """Live through one plan."""
+Watch = Callable[[Story], AbstractContextManager[object]]
+
+
+def run_story(plan: StoryPlan, break_name: str = "", watch: Watch = nullcontext) -> StoryResult:
+    """Live through one plan; `watch` is entered meanwhile, by whoever has clocks to see that it goes on."""
     with find_break(break_name).in_force():
-        return Story(plan, break_name).run()
+        story = Story(plan, break_name)
+        with watch(story):
+            return story.run()

@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from swarm_client.cli import main
+from swarmsched.node.node import Node
 from swarmsched.simulator.breaks import BREAKS
 from swarmsched.simulator.fault import FAULT_CLASSES
 from swarmsched.simulator.story import StoryOptions, draw_plan
@@ -194,3 +195,21 @@ def test_only_known_simulations_are_run(capsys):
     code, _, error = simulate(capsys, "fault")
     assert code == 2
     assert "did you mean faults?" in error
+
+
+def test_a_loop_without_an_end_within_a_step_is_told_with_its_seed_and_place(capsys, monkeypatch):
+    step, count = Node.step, 0
+
+    def spins_once(self, event, now_s):
+        nonlocal count
+        count += 1
+        while count == 500:
+            pass
+        return step(self, event, now_s)
+
+    monkeypatch.setattr(Node, "step", spins_once)
+    monkeypatch.setattr("swarm_client.simulate.STEP_CPU_S", 0.2)
+    (violation,) = found(capsys, "--seed", "3", "--nodes", "1", "--no-shrink")["violations"]
+    assert (violation["seed"], violation["invariant"]) == (3, "no handler raises")
+    assert "no step came to an end in 0.2 s, in " in violation["message"]
+    assert "spins_once" in violation["message"]

@@ -518,10 +518,14 @@ def test_a_belief_that_is_not_told_again_ends(scene):
     assert not scene.take(SilenceRequest)
 
 
-def test_older_revision_of_a_report_changes_nothing(scene):
+@pytest.mark.parametrize("stage", list(TaskStage))
+def test_older_revision_of_a_report_changes_nothing(scene, stage):
+    """One from before the start would else tell that the owner has lost its ranks."""
     scene.run()
-    scene.report(A, TaskStage.LAUNCHED, 4)
-    assert scene.record.state is JobState.RUNNING
+    before, scene.sent = scene.record, []
+    scene.report(A, stage, 4, [RankExit(0, 1)] if stage is TaskStage.EXITED else ())
+    assert scene.record is before
+    assert [type(message) for _, message in scene.sent] in ([TaskReportReceived], [])
 
 
 def test_report_of_an_earlier_attempt_is_acknowledged_and_ignored(scene):
