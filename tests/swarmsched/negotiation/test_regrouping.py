@@ -244,6 +244,7 @@ def test_newcomers_that_come_when_the_training_is_over_are_ended_and_the_job_is_
     training.ready(4)
     for part in (1, 2, 3):
         training.leaves(part)
+    assert training.take(StopRequest) == [], "it may train by now, and have yet to say so"
     waits = Worker(WorkerState.READY, "10.0.0.4:7000", 2, failed=2, problem="plan 2 was not built: timeout")
     training.told(4, worker=waits)
     assert training.members == (1, 2, 3, 4), "a world without anybody who has the state would be refused by all"
@@ -748,6 +749,7 @@ def test_the_only_member_with_the_state_of_the_training_is_not_given_up(training
     stands(training, 3, is_silent=True)
     training.told(4, worker=Worker(WorkerState.READY, "10.0.0.4:7000", problem=WAITS))
     assert training.members == (3, 4)
+    assert training.record.world.lost == (1, 2), "the first too, of whom something may come late"
 
 
 LOST = "plan 1 lost a member: [/build/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.2]:7: reset"
