@@ -37,6 +37,7 @@ class Progress(Protocol):
     """How far training has come, beside weights and optimizer."""
 
     rounds: int
+    step_number: int
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, small."""
@@ -237,7 +238,8 @@ class Seat:
         self._membership.part()
         self.group.close()
         print(
-            f"swarm_elastic: left at step {self._progress.rounds}, for plan {candidate.plan.version}", file=sys.stderr
+            f"swarm_elastic: left after step {self._progress.step_number}, for plan {candidate.plan.version}",
+            file=sys.stderr,
         )
         raise Left(0)
 

@@ -1114,6 +1114,7 @@ def execute(argv: list[str], env: dict[str, str]) -> None:
 
 
 OF_THE_SHELL = (".", "alias", "cd", "eval", "export", "module", "set", "shopt", "source", "ulimit", "umask", "unset")
+KEYWORDS = ("[[", "case", "exec", "for", "function", "if", "time", "trap", "until", "while", "{")  # of a shell, too
 OF_SLURM = ("srun", "sbatch", "salloc")
 
 
@@ -1128,7 +1129,7 @@ def not_found_text(command: str, workdir: str) -> str:
         hint = f"a file of that name is in the working directory: write {written}"
     elif any(blank in command for blank in " \t\n"):
         hint = "it is one word with blanks in it: leave its quotes out, or write bash -c '...'"
-    elif command in OF_THE_SHELL:
+    elif command in OF_THE_SHELL + KEYWORDS:
         hint = "it is part of the shell: write bash -c '...'"
     elif command in OF_SLURM:
         hint = "it is part of Slurm: each rank runs the command itself, so leave it out"

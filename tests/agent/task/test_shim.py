@@ -83,6 +83,7 @@ async def test_death_by_signal_is_told_apart_from_an_exit_code(bench: Bench) -> 
         ("run", " (a file of that name is in the working directory: write ./run)"),
         ("python train.py", " (it is one word with blanks in it: leave its quotes out, or write bash -c '...')"),
         ("cd", " (it is part of the shell: write bash -c '...')"),
+        ("for", " (it is part of the shell: write bash -c '...')"),
         ("srun", " (it is part of Slurm: each rank runs the command itself, so leave it out)"),
         ("A=1", " (a variable is set by an option: -e A=1)"),
         ("nope", ""),
