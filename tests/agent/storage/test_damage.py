@@ -1,9 +1,11 @@
 """Whatever becomes of a file of the store, an older state never comes back under the same identity."""
 
+import contextlib
 import itertools
 import os
 import random
 import shutil
+import sqlite3
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -170,6 +172,28 @@ def frames(log: Path) -> tuple[int, int]:
     return (len(content) - 32) // (24 + page), 24 + page
 
 
+def test_a_log_that_ends_too_early_or_is_an_earlier_one_costs_the_identity(life: Life, tmp_path: Path) -> None:
+    """All that is left of it is whole, so nothing but the count tells."""
+    earlier = life.killed(tmp_path / "earlier")
+    life.commit(3)
+    log = life.folder / "agent.db-wal"
+    count, size = frames(log)
+    cuts = [log.read_bytes()[: 32 + size * kept] for kept in range(1, count, 20)]
+    for content in [*cuts, (earlier / "agent.db-wal").read_bytes()]:
+        left = life.killed(tmp_path / "left")
+        (left / "agent.db-wal").write_bytes(content)
+        assert is_as_acknowledged(left, life) is None, len(content)
+        shutil.rmtree(left)
+    left = life.killed(tmp_path / "left")
+    shutil.copy(earlier / "agent.db-acknowledged", left)  # it was not synced: the power failed
+    content = bytearray(log.read_bytes())
+    content[32 + size * frames(earlier / "agent.db-wal")[0]] ^= 1
+    (left / "agent.db-wal").write_bytes(content)
+    assert is_as_acknowledged(left, life) is None, "whole transactions stand behind the first that is not"
+    shutil.copy(life.folder / "agent.db-acknowledged", earlier)
+    assert is_as_acknowledged(earlier, life) is None, "both files are earlier ones"
+
+
 def test_a_transaction_that_a_kill_or_a_power_cut_tore_costs_no_identity(life: Life, tmp_path: Path) -> None:
     """Nobody was told of it."""
     at_rest = life.killed(tmp_path / "rest")
@@ -188,6 +212,18 @@ def test_a_transaction_that_a_kill_or_a_power_cut_tore_costs_no_identity(life: L
         (left / "agent.db-wal").write_bytes(torn)
         assert is_as_acknowledged(left, life) is True, (lost, len(rest))
         shutil.rmtree(left)
+
+
+@pytest.mark.parametrize("key", ["is_open", "store_id", "swarm"])
+def test_what_the_database_says_of_itself_is_not_believed_where_it_was_changed(life: Life, key: str) -> None:
+    """A file that was closed would be asked for nothing that it may have lost."""
+    life.store.close()
+    with contextlib.closing(sqlite3.connect(life.folder / "agent.db")) as connection:
+        connection.execute("UPDATE about SET value = '1' || substr(value, 2) || '0' WHERE key = ?", (key,))
+        connection.commit()
+    with pytest.raises(StorageError, match=r"what it says of itself|belongs to another swarm") as caught:
+        open_in(life.folder)
+    assert caught.value.remedy
 
 
 def test_what_stands_in_the_place_of_the_count_is_named(tmp_path: Path) -> None:

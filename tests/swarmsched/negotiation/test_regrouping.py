@@ -772,7 +772,7 @@ def test_members_that_lose_one_another_and_live_go_on_as_the_next_world(training
     world = training.record.world
     assert (world.version, world.members, world.lost) == (2, (1, 2, 3), ())
     told = "its workers lost one another: plan 1 lost a member: Read error [10.0.0.2]:7: reset"
-    assert training.record.rescalings[-1].reason == told
+    assert (training.record.rescalings[-1].reason, training.record.rescalings[-1].is_forced) == (told, True)
     assert [request.part for _, request in training.take(WorldRequest)] == [1, 2, 3]
     assert training.take(StopRequest) == []
     training.trains(1, 2, 3)
