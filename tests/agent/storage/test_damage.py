@@ -186,9 +186,9 @@ def test_a_log_that_ends_too_early_or_is_an_earlier_one_costs_the_identity(life:
         shutil.rmtree(left)
     left = life.killed(tmp_path / "left")
     shutil.copy(earlier / "agent.db-acknowledged", left)  # it was not synced: the power failed
-    content = bytearray(log.read_bytes())
-    content[32 + size * frames(earlier / "agent.db-wal")[0]] ^= 1
-    (left / "agent.db-wal").write_bytes(content)
+    flipped = bytearray(log.read_bytes())
+    flipped[32 + size * frames(earlier / "agent.db-wal")[0]] ^= 1
+    (left / "agent.db-wal").write_bytes(flipped)
     assert is_as_acknowledged(left, life) is None, "whole transactions stand behind the first that is not"
     shutil.copy(life.folder / "agent.db-acknowledged", earlier)
     assert is_as_acknowledged(earlier, life) is None, "both files are earlier ones"
