@@ -14,6 +14,9 @@ from msgspec.structs import replace
 from swarmsched.estimate import (
     Estimate,
     Pool,
+    SpeedPoint,
+    are_at_odds,
+    configuration,
     contradicts,
     step_times,
 )
@@ -124,7 +127,7 @@ def _informed(job: JobView, kind: KindView | None) -> JobView:
 def believed(own: Estimate, kind: KindView) -> Estimate:
     """The job's estimate; its own alone where it belies the kind's."""
     speeds = _speeds(kind.speed)
-    if not own.is_prior and any(contradicts(speeds.known, each) for each in own.points):
+    if not own.is_prior and any(_is_belied(speeds, each) for each in own.points):
         return own
     remaining, error = own.remaining, own.remaining_error
     if not remaining and kind.length > own.done:
@@ -138,6 +141,13 @@ def believed(own: Estimate, kind: KindView) -> Estimate:
         remaining=remaining,
         remaining_error=error,
     )
+
+
+def _is_belied(speeds: Speeds, point: SpeedPoint) -> bool:
+    """Whether the kind's times cannot be the job's; a kind does not take in what it finds odd, as of other batches."""
+    if configuration(point) in speeds.known:
+        return contradicts(speeds.known, point)
+    return any(are_at_odds(point, each) for each in speeds.points)
 
 
 @lru_cache(maxsize=KEPT)

@@ -58,6 +58,24 @@ def test_one_whose_step_takes_another_time_is_of_its_kind_by_name_alone() -> Non
     assert believed(own, KIND) is own
 
 
+@pytest.mark.parametrize(
+    ("point", "is_odd"),
+    [
+        (SpeedPoint(4, 1, 8, 0.95), True),
+        (SpeedPoint(4, 1, 8, 0.5), False),
+        (SpeedPoint(8, 1, 64, 0.1), True),
+        (SpeedPoint(8, 2, 64, 20.0), False),
+        (SpeedPoint(8, 2, 64, 60.0), True),
+    ],
+)
+def test_what_it_has_measured_in_sizes_that_its_kind_does_not_know_belies_the_kind_too(
+    point: SpeedPoint, is_odd: bool
+) -> None:
+    """Of two jobs that trained with other batches under its name a third one kept the times, whatever it measured."""
+    own = Estimate(points=(point,), done=3.0)
+    assert (believed(own, KIND) is own) == is_odd
+
+
 def test_a_fit_of_its_own_is_not_replaced() -> None:
     own = Estimate((0.1, 0.01, 0.0, 0.0, 0.0, 0.0, 1.0), points=POINTS[:1], done=3.0)
     known = believed(own, KIND)
