@@ -128,7 +128,7 @@ class TrainingState:
         order = [self._names.get(id(each), "") for group in self._optimizer.param_groups for each in group["params"]]
         for at, name in enumerate(order):
             yield f"optimizer state of {name}", held.get(at, {})
-        buffers = {name for name, _ in self._model.named_buffers()}
+        buffers = {_last(name) for name, _ in self._model.named_buffers()}
         for name, part in self._parts.items():
             if name != "noise" and not getattr(part, "is_of_rank", False):
                 told = name if name in OWN_PARTS else f"parts[{name!r}]"
@@ -211,16 +211,22 @@ class TrainingState:
         return {"optimizer": f"{type(self._optimizer).__name__} of {sizes} parameters", **own, **rest}
 
 
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
 def _without(state: Any, buffers: Collection[str], copies: list[Any]) -> Any:
-    """The state of a part without copies of buffers, as averages of models have them; those are added to `copies`."""
+    """The state of a part without copies of buffers, as averages of a model or a piece of it, and teachers, have them.
+
+    Those are added to `copies`; `buffers` are the last words of their names.
+    """
     if isinstance(state, (list, tuple)):
         return [_without(each, buffers, copies) for each in state]
     if not isinstance(state, dict):
         return state
     rest = {}
     for key, each in state.items():
-        names = str(key).split(".")
-        if any(".".join(names[at:]) in buffers for at in range(len(names))):
+        if isinstance(each, torch.Tensor) and _last(str(key)) in buffers:
             copies.append([str(key), each])
         else:
             rest[key] = _without(each, buffers, copies)

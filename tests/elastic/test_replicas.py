@@ -31,7 +31,7 @@ model = torch.nn.Sequential(
 )
 model.register_buffer("given", torch.ones(3))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-mean, average = Mean(), torch.optim.swa_utils.AveragedModel(model)
+mean, average = Mean(), torch.optim.swa_utils.AveragedModel(model[1])
 x = torch.randn(72, 4)
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
 parts = {"mean": mean, "average": average}
@@ -44,9 +44,9 @@ for inputs, targets in training.batches(data, epochs=int(os.environ.get("EPOCHS"
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
     loss.backward()
     training.step(loss)
-    average.update_parameters(model)
+    average.update_parameters(model[1])
     if does == "average" and worker == "b" and training.step_number == 12:
-        average.module[0].bias.data[0] += 1.0
+        average.module.bias.data[0] += 1.0
     mean.value = loss.item() if does == "part" else training.loss
     at = training.step_number
     if worker == "b" and at == 12:
