@@ -438,10 +438,6 @@ BREAKS: Mapping[str, Break] = {
     "told-once": Break(
         "a worker is told of a world once", patches={(regrouping, "AGAIN_S"): lambda original: math.inf}
     ),
-    "leavers-kept": Break(
-        "nobody is stopped who does not leave by itself",
-        patches={(due, "PHASES"): _while_running(regrouping.stop_leaving, lambda job: [])},
-    ),
     "always-due": Break(
         "the shepherd of a job that runs is due at every moment",
         patches={(ShepherdState, "next_deadline_s"): _always_due},
