@@ -7,7 +7,7 @@ configuration first (`swarmsched.holders`).
 import random
 from collections.abc import Mapping, Sequence
 
-from swarmsched.fields import Value
+from swarmsched.cluster import Candidate
 from swarmsched.holders import HOLDERS_WANTED, Holder
 from swarmsched.ids import NodeId
 from swarmsched.record import JobRecord
@@ -15,17 +15,6 @@ from swarmsched.record import JobRecord
 REPLACE_AFTER_S = 30.0  # that a holder is not alive: a restart, or a cable, should not cost every job two updates
 HAND_OVER_RATIO = 2.0
 HAND_OVER_SLACK = 4  # jobs above the mean that are nobody's trouble
-
-
-class Candidate(Value):
-    """A live node that could hold or shepherd.  `zone` is its failure zone, if it told one."""
-
-    holder: Holder
-    zone: str = ""
-    live_jobs: int = 0  # shepherded there
-    total_gpus: int = 0
-    is_witness: bool = False
-    is_draining: bool = False  # about to be switched off, perhaps
 
 
 def choose_holders(

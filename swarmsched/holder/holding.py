@@ -8,18 +8,17 @@ gives up gangs whose nodes are lost, and sees to it that the holders are there.
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from swarmsched.api import JobState
 from swarmsched.authority.contact_book import ContactBook
 from swarmsched.authority.message import LeaseGranted, LeaseRenewal, OwnerContact, SilenceRequest
+from swarmsched.clock import Clock
+from swarmsched.cluster import Candidate, Cluster
 from swarmsched.commands import RecoverJob
 from swarmsched.effects import Announce, SendPeer
 from swarmsched.events import DiskChanged, PeerMessageReceived, TimerFired, WorkLagged
 from swarmsched.facts import Admitted, Awoke, JobClosed, LookedAfterJobs
-from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberChanged
-from swarmsched.holder.choice import Candidate
 from swarmsched.holder.election import Election
 from swarmsched.holder.leases import LeaseBook, LeaseKeeper
 from swarmsched.holder.machine import Answered, NodeEffect, Taker
@@ -42,7 +41,7 @@ from swarmsched.jobs.update import (
 )
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ShepherdEffect
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.record import JobRecord
 
 LOOK_INTERVAL_S = 1.0
@@ -61,20 +60,6 @@ class HolderLife:
     started_s: float
 
 
-class Swarm(Protocol):
-    """What a holder believes of everybody else (`node.cluster.Cluster`)."""
-
-    def candidates(self, now_s: float) -> list[Candidate]:
-        """Other nodes that could hold a record or shepherd a job."""
-
-    def stalled(self, now_s: float) -> list[NodeId]:
-        """Other nodes that are alive and cannot write."""
-
-    @property
-    def locations(self) -> Mapping[JobId, Location]:
-        """Where every known job of the last days is kept."""
-
-
 class Holding:
     """One node's duties around the register."""
 
@@ -83,14 +68,14 @@ class Holding:
         life: HolderLife,
         records: Records,
         placement: Placement,
-        swarm: Swarm,
+        cluster: Cluster,
         lease_book: LeaseBook,
         contact_book: ContactBook,
         fork: Callable[[], random.Random],
     ) -> None:
         self._own, self._me = life.own, life.own.holder
         self._records, self._register = records, records.register
-        self._placement, self._shepherds, self._swarm = placement, placement.shepherds, swarm
+        self._placement, self._shepherds, self._cluster = placement, placement.shepherds, cluster
         self._lease_book, self._contact_book = lease_book, contact_book
         self._keeper = LeaseKeeper(self._me.node, life.generation, life.quorum)
         rng = fork()
@@ -240,7 +225,7 @@ class Holding:
 
     def _recover(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
         held = self._register.records.get(asked.command.job_id)
-        candidates = self._swarm.candidates(clock.now_s)
+        candidates = self._cluster.candidates(clock.now_s)
         return self._recovery.begin(asked.request_id, asked.command, held, candidates, clock)
 
     def _recovered(self, answer: Answered, clock: Clock) -> Iterable[NodeEffect]:
@@ -346,10 +331,10 @@ class Holding:
         """Compare with what others tell, replace holders that are lost, remind others, and hand over what is too
         much."""
         now_s = clock.now_s
-        candidates = self._swarm.candidates(now_s)
+        candidates = self._cluster.candidates(now_s)
         self._compare_with_locations()
         succeeded = self._step_back_where_succeeded()
-        self._stalled_s = {node: self._stalled_s.get(node, now_s) for node in self._swarm.stalled(now_s)}
+        self._stalled_s = {node: self._stalled_s.get(node, now_s) for node in self._cluster.stalled(now_s)}
         gone = self._stalled_s | self._presence.away
         mended = self._replacement.mend(self._presence.failed, gone, candidates, clock)
         reminders = self._register.remind(lambda node: self._presence.is_there(node) and node not in gone)
@@ -363,7 +348,7 @@ class Holding:
         A former holder keeps what it has until the job has ended: whoever looks for the present ones by an old record
         must not find it empty.
         """
-        locations = self._swarm.locations
+        locations = self._cluster.locations
         for job_id, record in self._register.records.items():
             location = None if record.is_ended else locations.get(job_id)
             if location is None or job_id in self._shepherds.jobs:
@@ -375,7 +360,7 @@ class Holding:
 
     def _step_back_where_succeeded(self) -> list[ShepherdEffect]:
         """Others tell of a later epoch: were it wrong, this node would take the job up again."""
-        locations = self._swarm.locations
+        locations = self._cluster.locations
         effects: list[ShepherdEffect] = []
         for job_id, job in list(self._shepherds.jobs.items()):
             location = locations.get(job_id)

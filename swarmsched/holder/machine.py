@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from swarmsched.clock import Clock
 from swarmsched.facts import Fact
 from swarmsched.fields import Value
 from swarmsched.gossip.member import MemberChanged
 from swarmsched.jobs.update import EndConfirmed, RecordAccepted, Request, Result
 from swarmsched.negotiation.record_writer import ShepherdEffect
-from swarmsched.negotiation.shepherd import Clock
 
 
 class Answered(Value):

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import get_args
 
+from swarmsched.clock import Clock
 from swarmsched.effects import Announce
 from swarmsched.errors import LocalProtocolError
 from swarmsched.events import PeerMessageReceived, TimerFired
@@ -14,7 +15,6 @@ from swarmsched.jobs.message import RegisterMessage
 from swarmsched.jobs.register import Register, RegisterEvent
 from swarmsched.jobs.update import Asker, Request, Result, UpdateConflicted, UpdateRefused
 from swarmsched.negotiation.record_writer import ReadRecord, WriteRecord
-from swarmsched.negotiation.shepherd import Clock
 
 ACCUSE_AGAIN_S = 60.0
 ACCUSED_MAX = 1_000  # senders of nonsense remembered; names are claims, so they must not fill the memory

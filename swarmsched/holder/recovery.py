@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from swarmsched.clock import Clock
+from swarmsched.cluster import Candidate
 from swarmsched.commands import JobAccepted, RecoverJob, Refused, Reply
 from swarmsched.effects import ReplyToClient
-from swarmsched.holder.choice import Candidate
 from swarmsched.holder.machine import Answered
 from swarmsched.holder.retention import past_retention
 from swarmsched.holders import HOLDERS_WANTED
@@ -19,7 +20,6 @@ from swarmsched.ids import JobId
 from swarmsched.jobs.update import Asker, UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord
-from swarmsched.negotiation.shepherd import Clock
 from swarmsched.record import FORCED_LEAP, JobRecord
 
 

@@ -3,14 +3,16 @@
 import random
 from collections.abc import Mapping
 
-from swarmsched.holder.choice import Candidate, excess_jobs, next_holders, successor
+from swarmsched.clock import Clock
+from swarmsched.cluster import Candidate
+from swarmsched.holder.choice import excess_jobs, next_holders, successor
 from swarmsched.holder.machine import Answered
 from swarmsched.holders import Configuration, Holders
 from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.update import Asker, ReadDecided, ReadRequested
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ReadRecord, ShepherdEffect
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 
 CHANGES_PER_REVIEW = 32
 SETTLED_S = 30.0  # that a gang runs before its nodes are relieved of holding: short jobs are not worth two updates

@@ -8,9 +8,9 @@ from collections.abc import Collection
 
 from swarmsched.api import COMING_BACK, EndReason, Isolation, JobSpec, JobState
 from swarmsched.authority.message import SilenceAnswer
+from swarmsched.clock import Clock
 from swarmsched.commands import Refused
 from swarmsched.effects import ReplyToClient, SendPeer
-from swarmsched.fields import Value
 from swarmsched.holders import Holders
 from swarmsched.ids import NodeId, Place, handle
 from swarmsched.ledger.message import (
@@ -44,13 +44,6 @@ from swarmsched.view import Allocation
 WAITING_MAX = 16  # updates behind the one under way, beyond which checkpoints have to wait at their owners
 NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
 NOTHING_KNOWN = (*NOTHING_LEFT, Refusal.EXPIRED)  # what a second machine of an owner's name says
-
-
-class Clock(Value):
-    """Both times of one moment: monotonic for decisions, UTC for the record."""
-
-    now_s: float
-    utc_s: float
 
 
 class JobShepherd(ShepherdState):

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from swarmsched.api import NODE_CLOSENESS, JobSpec, JobState, nearest
 from swarmsched.card import card_of
+from swarmsched.clock import Clock
+from swarmsched.cluster import Candidate, Cluster
 from swarmsched.commands import (
     OF_JOBS,
     CancelJob,
@@ -31,7 +33,7 @@ from swarmsched.effects import ReplyToClient
 from swarmsched.errors import FieldProblem, JobRejected
 from swarmsched.events import ClientCommandReceived
 from swarmsched.facts import Admitted, Awoke
-from swarmsched.holder.choice import Candidate, choose_holders, excess_jobs
+from swarmsched.holder.choice import choose_holders, excess_jobs
 from swarmsched.holder.holding import Holding
 from swarmsched.holder.machine import Answered, NodeEffect, Taker
 from swarmsched.holder.retention import past_retention
@@ -41,8 +43,6 @@ from swarmsched.jobs.update import Asker, UpdateConflicted, UpdateDecided, Updat
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.placement.resizing import scaled
 from swarmsched.negotiation.record_writer import WriteRecord
-from swarmsched.negotiation.shepherd import Clock
-from swarmsched.node.cluster import Cluster
 from swarmsched.node.config import NodeConfig
 from swarmsched.policies.explain import explain, impossible
 from swarmsched.record import JobRecord

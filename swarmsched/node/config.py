@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from swarmsched.cluster import Candidate
 from swarmsched.gossip.membership_config import PROBE_PERIOD_S
 from swarmsched.gossip.state import ROUND_S
-from swarmsched.holder.choice import Candidate
 from swarmsched.holders import Holder
 from swarmsched.ids import Address, NodeId
 

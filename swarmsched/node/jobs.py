@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from swarmsched.authority.message import SilenceAnswer
+from swarmsched.clock import Clock
 from swarmsched.commands import OF_JOBS, RecoverJob, SubmitJob
 from swarmsched.effects import Announce, ReplyToClient, SendPeer
 from swarmsched.errors import RemoteProtocolError
@@ -41,7 +42,7 @@ from swarmsched.ledger.message import (
 )
 from swarmsched.negotiation.gang import dismissal, heard
 from swarmsched.negotiation.placement.placement import Placement
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.node.publication import STATE_TRAFFIC
 from swarmsched.node.resources import Resources
 from swarmsched.resources import Free

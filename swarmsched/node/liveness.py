@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Mapping
 
+from swarmsched.clock import Clock
 from swarmsched.commands import Done, ForgetMember, Refused
 from swarmsched.effects import Announce, ReplyToClient
 from swarmsched.events import DatagramSendFailed, LoopLagged, PeerSendFailed, TimerFired
@@ -12,7 +13,6 @@ from swarmsched.gossip.membership import Membership, MembershipEvent
 from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import MEMBERSHIP_PEER_KINDS
 from swarmsched.holder.machine import NodeEffect, Taker
-from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node.config import NodeConfig
 from swarmsched.node.publication import Gossip
 

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, get_args
 
+from swarmsched.clock import Clock
+from swarmsched.cluster import Cluster
 from swarmsched.effects import Effect
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import (
@@ -32,10 +34,8 @@ from swarmsched.jobs.register import Register
 from swarmsched.jobs.update import EndConfirmed, RecordAccepted
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ReadRecord, WriteRecord
-from swarmsched.negotiation.shepherd import Clock
 from swarmsched.negotiation.shepherd_state import ShepherdParts
 from swarmsched.node.clients import Clients
-from swarmsched.node.cluster import Cluster
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.node.jobs import Jobs
 from swarmsched.node.liveness import Liveness, make_membership

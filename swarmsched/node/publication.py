@@ -8,6 +8,8 @@ import random
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
+from swarmsched.clock import Clock
+from swarmsched.cluster import Cluster
 from swarmsched.commands import Refused, SetSwarmSetting, SettingStored
 from swarmsched.effects import Announce, Effect, ReplyToClient
 from swarmsched.errors import ConfigError, FieldProblem
@@ -41,8 +43,6 @@ from swarmsched.holder.machine import NodeEffect, Taker
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.negotiation.placement.placement import Placement
-from swarmsched.negotiation.shepherd import Clock
-from swarmsched.node.cluster import Cluster
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.policies.registry import check_setting
 from swarmsched.record import JobRecord

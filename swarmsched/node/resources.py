@@ -8,6 +8,7 @@ from typing import get_args
 
 from swarmsched.api import JobState
 from swarmsched.authority.message import ContactAnswered
+from swarmsched.clock import Clock
 from swarmsched.commands import CommitCheckpoint, Done, DrainNode, Refused
 from swarmsched.effects import ReplyToClient
 from swarmsched.events import DiskFilled, PeerMessageReceived, ResourcesRead, TaskEvent, TimerFired
@@ -21,7 +22,6 @@ from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import CheckpointAnswer, ClaimRequest, OwnerCommand, TaskBatch, TaskReportReceived
 from swarmsched.negotiation.checkpointing import CheckpointDesk
 from swarmsched.negotiation.owner import Owner
-from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.node.parts import Parts
 from swarmsched.record import JobRecord

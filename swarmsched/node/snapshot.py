@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from swarmsched.clock import Clock
+from swarmsched.cluster import Cluster
 from swarmsched.estimate import SpeedQuestion
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberView
@@ -17,8 +19,6 @@ from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.placement.resizing import is_misfit, waits_for
-from swarmsched.negotiation.shepherd import Clock
-from swarmsched.node.cluster import Cluster
 from swarmsched.node.config import NodeConfig
 from swarmsched.node.resources import Resources
 from swarmsched.policies.explain import WhyReport, explain, size_reason, speed_question

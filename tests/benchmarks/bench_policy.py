@@ -13,19 +13,21 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.msgpack import decode, encode
 from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.card import card_of
+from swarmsched.clock import Clock
+from swarmsched.cluster import Cluster
 from swarmsched.commands import CreateTicket, SubmitJob, TicketIssued
 from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint
 from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.models import ONE_THREAD
 from swarmsched.models.speed import SpeedModel
 from swarmsched.negotiation.placement.placement import Placement
-from swarmsched.negotiation.shepherd import Clock
 from swarmsched.policies.registry import POLICIES, compute_plan
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Free, GpuCount, Share
@@ -166,11 +168,13 @@ def planner_milliseconds(swarm: Growing, plans: int = 40) -> tuple[float, float,
     return times[0], later[49], later[98]
 
 
-class _Cluster:
+class _Cluster(Cluster):
     """Others, as a placement sees them."""
 
+    jobs: Any = None
+
     def __init__(self, nodes: list[NodeView], jobs: list[JobView]) -> None:
-        self._nodes = nodes
+        self._known = nodes
         self.jobs = {job.job_id: job for job in jobs}
         self.news: tuple[JobId, ...] = tuple(self.jobs)
 
@@ -194,7 +198,7 @@ class _Cluster:
         return True
 
     def nodes(self) -> list[NodeView]:
-        return self._nodes
+        return self._known
 
     def drained(self) -> set[NodeId]:
         return set()

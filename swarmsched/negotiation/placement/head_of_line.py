@@ -3,14 +3,15 @@
 import random
 from collections.abc import Mapping, Sequence
 
+from swarmsched.clock import Clock
+from swarmsched.cluster import Cluster
 from swarmsched.ids import JobId
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
-from swarmsched.negotiation.placement.cluster import Cluster
 from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
 from swarmsched.negotiation.placement.precondition import expected_start_s
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.policies.placement import place_in, take_if_there
 from swarmsched.policies.reason import fits_now
 from swarmsched.policies.registry import kind_of

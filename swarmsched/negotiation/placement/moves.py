@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 
 from swarmsched.api import JobSpec
+from swarmsched.clock import Clock
+from swarmsched.cluster import Cluster
 from swarmsched.commands import MigrateJob, Refused
 from swarmsched.effects import ReplyToClient
 from swarmsched.ids import JobId
-from swarmsched.negotiation.placement.cluster import Cluster
 from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
 from swarmsched.negotiation.placement.relief import SPARED_S, relief
 from swarmsched.negotiation.placement.resizing import (
@@ -21,7 +22,7 @@ from swarmsched.negotiation.placement.resizing import (
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.regrouping import holds_off
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.policies.placement import take_if_there
 from swarmsched.policies.room import Room
 from swarmsched.view import Allocation

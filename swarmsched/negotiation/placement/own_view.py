@@ -6,9 +6,10 @@ from math import ceil
 
 from swarmsched.api import JobState
 from swarmsched.card import card_of
+from swarmsched.clock import Clock
 from swarmsched.estimate import Estimate
 from swarmsched.ids import JobId, NodeId
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.record import JobRecord
 from swarmsched.view import JobView
 

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from swarmsched.api import JobState
+from swarmsched.clock import Clock
+from swarmsched.cluster import Cluster
 from swarmsched.effects import Announce
 from swarmsched.estimate import tells_more
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import TaskEstimate
-from swarmsched.negotiation.placement.cluster import Cluster
 from swarmsched.negotiation.placement.head_of_line import HeadOfLine
 from swarmsched.negotiation.placement.invitation import Inviter
 from swarmsched.negotiation.placement.moves import Moves
@@ -27,7 +28,7 @@ from swarmsched.negotiation.placement.planning import PLAN_INTERVAL_S, Planning
 from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.negotiation.shepherd_state import PRODUCTION, ShepherdParts
 from swarmsched.policies.placement import is_there
 from swarmsched.policies.registry import kind_of

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from swarmsched.api import JobState
+from swarmsched.clock import Clock
 from swarmsched.effects import Announce
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import PreemptRequest
@@ -13,7 +14,7 @@ from swarmsched.negotiation.placement.precondition import RESCALES, cannot_chang
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.regrouping import holds_off
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.policies.base import GIVING, amount, is_claim
 from swarmsched.policies.registry import kind_of
 from swarmsched.policies.room import Room

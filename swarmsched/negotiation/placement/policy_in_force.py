@@ -6,14 +6,15 @@ from msgspec.structs import replace
 
 from swarmsched.api import NODES_LIMIT, JobState
 from swarmsched.card import JobCard, RankKey
+from swarmsched.clock import Clock
+from swarmsched.cluster import Cluster
 from swarmsched.ids import JobId, NodeId
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
-from swarmsched.negotiation.placement.cluster import Cluster
 from swarmsched.negotiation.placement.planning import Planning
 from swarmsched.negotiation.placement.queue import Queue
 from swarmsched.negotiation.placement.shepherds import Shepherds
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.policies.registry import make_order, policy_id
 from swarmsched.view import Change, ClusterView, JobView, PolicySetting
 

@@ -7,12 +7,13 @@ from itertools import count
 from msgspec.structs import replace
 
 from swarmsched.api import JobState
+from swarmsched.clock import Clock
+from swarmsched.cluster import Cluster
 from swarmsched.deadlines import Deadlines
 from swarmsched.ids import JobId, NodeId
-from swarmsched.negotiation.placement.cluster import Cluster
 from swarmsched.negotiation.placement.own_view import OwnViews
 from swarmsched.negotiation.placement.resizing import Misfits
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.negotiation.shepherd_state import ShepherdParts
 from swarmsched.negotiation.window import Window
 from swarmsched.policies.room import Room

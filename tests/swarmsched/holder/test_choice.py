@@ -5,9 +5,9 @@ import random
 import pytest
 from msgspec.structs import replace
 
+from swarmsched.cluster import Candidate
 from swarmsched.holder.choice import (
     REPLACE_AFTER_S,
-    Candidate,
     choose_holders,
     excess_jobs,
     next_holders,

@@ -5,6 +5,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
+from swarmsched.clock import Clock
 from swarmsched.effects import Announce
 from swarmsched.events import PeerMessageReceived
 from swarmsched.holder.machine import Answered
@@ -22,7 +23,6 @@ from swarmsched.jobs.update import (
     UpdateRequested,
 )
 from swarmsched.negotiation.record_writer import ReadRecord, WriteRecord
-from swarmsched.negotiation.shepherd import Clock
 from tests.swarmsched.building import JOB, holders_of, make_record
 
 ME = NodeId("me")

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from swarmsched.holder.choice import Candidate
+from swarmsched.cluster import Candidate
 from swarmsched.holder.machine import Answered
 from swarmsched.holder.replacement import Replacement
 from swarmsched.holders import Holder

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.authority.message import SilenceAnswer, SilenceRequest
+from swarmsched.clock import Clock
 from swarmsched.effects import Announce, SendPeer
 from swarmsched.ids import NodeId
 from swarmsched.jobs.update import UpdateRequested
@@ -20,7 +21,7 @@ from swarmsched.ledger.message import (
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.settlement import GIVE_UP_S
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.resources import Demand, Share
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, make_record

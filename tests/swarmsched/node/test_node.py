@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from swarmsched import record as record_module
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.card import card_of
+from swarmsched.clock import Clock
 from swarmsched.commands import (
     CancelJob,
     CreateTicket,
@@ -38,7 +39,6 @@ from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, Prepare
 from swarmsched.ledger.message import HoldRequest, OwnerAnswer, Refusal, TaskReport, TaskReportReceived
 from swarmsched.negotiation import shepherd_state as state_module
 from swarmsched.negotiation.placement import own_view as view_module
-from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node import Node, NodeConfig, Restored
 from swarmsched.resources import Demand, FreeReport
 from swarmsched.task import TaskStage, TaskStatus

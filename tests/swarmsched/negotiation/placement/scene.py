@@ -1,18 +1,20 @@
 """All shepherds of one agent for tests of placement; owners, the planner and all others are played by the test."""
 
 import random
+from typing import Any
 
 from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.card import card_of
 from swarmsched.checkpoint import Checkpoint
+from swarmsched.clock import Clock
+from swarmsched.cluster import Cluster
 from swarmsched.effects import ComputePlan, SendPeer
 from swarmsched.estimate import BatchRange
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import HoldRequest
 from swarmsched.negotiation.placement.placement import Placement
-from swarmsched.negotiation.shepherd import Clock
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Allocation, Change, Decision, EndedJob, JobView, Plan, PolicySetting
 from tests.swarmsched.building import make_node, make_record
@@ -44,8 +46,10 @@ def foreign(letter, ranks, utc_s, number=0, **changes):
     return JobView(replace(card, job_id=job_id(letter)[:20] + f"{number:05}" + letter, **changes))
 
 
-class Cluster:
+class Others(Cluster):
     """What the test lets everybody else be."""
+
+    jobs: Any = None
 
     def __init__(self, nodes, jobs):
         self.there, self.jobs, self.news, self.dead = list(nodes), {}, [], set()
@@ -89,7 +93,7 @@ class Scene:
     """One agent's jobs; the test is owners, planner and all others."""
 
     def __init__(self, nodes=(), foreign_jobs=(), policy="fifo"):
-        self.cluster = Cluster(nodes, foreign_jobs)
+        self.cluster = Others(nodes, foreign_jobs)
         self.placement = Placement(ME, self.cluster, random.Random(1))
         self.placement.set_policy(PolicySetting(policy), 0.0)
         self.now_s = 10.0

@@ -15,7 +15,6 @@ from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus, capacity_of, node_view
 from swarmsched.gossip.state import StatePlane
-from swarmsched.holder.choice import Candidate
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
@@ -30,6 +29,17 @@ FORMER_LIFE_S = 15.0  # until a node that lost its database has others take up w
 NAME_LIMIT = 63
 _BARRED = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS)
 _UNAVAILABLE = (*_BARRED, NodeFlag.DISK_STALLED, NodeFlag.AVOIDED)
+
+
+class Candidate(Value):
+    """A live node that could hold or shepherd.  `zone` is its failure zone, if it told one."""
+
+    holder: Holder
+    zone: str = ""
+    live_jobs: int = 0  # shepherded there
+    total_gpus: int = 0
+    is_witness: bool = False
+    is_draining: bool = False  # about to be switched off, perhaps
 
 
 class _Life(Value):
