@@ -146,7 +146,7 @@ class Library:
         before = self.nodes.get(record.node_id)
         verdict = self._offer(self.nodes, record.node_id, record.node_id, record, body, age_s, now_s)
         if verdict is Verdict.ADOPTED:
-            self.opening_count += before is None or _has_more(record, before.value)
+            self.opening_count += before is None or has_more(record, before.value)
         return self._judge(verdict, self.nodes, record.node_id, record.stamp)
 
     def offer_card(self, card: JobCard, body: bytes, age_s: float, now_s: float) -> bool:
@@ -389,7 +389,8 @@ def _wanted(replica: Replica[T], theirs: dict[bytes, Stamp]) -> list[tuple[bytes
     return [(identity, known) for identity, known in wants if known is not None]
 
 
-def _has_more(now: NodeRecord, before: NodeRecord) -> bool:
+def has_more(now: NodeRecord, before: NodeRecord) -> bool:
+    """Whether a node has more to give than before, or takes other work."""
     return (
         now.free_gpus > before.free_gpus
         or now.cpus_free > before.cpus_free

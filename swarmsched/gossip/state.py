@@ -34,7 +34,7 @@ from swarmsched.gossip.exchange import (
 )
 from swarmsched.gossip.history import HISTORY_ROOM
 from swarmsched.gossip.kinds import KINDS_ROOM, Kinds
-from swarmsched.gossip.library import HISTORY_STAGE, PARCEL_OVERHEAD_BYTES, Library
+from swarmsched.gossip.library import HISTORY_STAGE, PARCEL_OVERHEAD_BYTES, Library, has_more
 from swarmsched.gossip.location import Location, encode_location
 from swarmsched.gossip.publisher import RecordPublisher
 from swarmsched.gossip.record import NodeRecord, NodeStatus, encode_record, repaired
@@ -218,9 +218,11 @@ class StatePlane:
 
     def repair(self, node_id: NodeId, report: FreeReport, now_s: float) -> None:
         """An owner's fresh figures: they stand until a gossiped record of the same or a later ledger version comes."""
-        known = self._repairs.get(node_id)
+        known, before = self._repairs.get(node_id), self.node_record(node_id, now_s)
         if known is None or (known.report.generation, known.report.version) <= (report.generation, report.version):
             self._repairs[node_id] = _Repair(report, now_s)
+            after = self.node_record(node_id, now_s)
+            self.opening_count += before is not None and after is not None and has_more(after.record, before.record)
 
     def node_records(self, now_s: float) -> tuple[NodeStatus, ...]:
         """All known node records, by name, with owners' later answers worked in."""

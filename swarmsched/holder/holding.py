@@ -238,7 +238,6 @@ class Holding:
         """The register names us: act from now on."""
         shepherd = self._shepherds.add(record)
         text = f"{self._me.node} shepherds it in epoch {record.epoch}"
-        self._placement.look_soon(clock.now_s)
         taken = Announce("job.taken_over", text, record.job_id, self._me.node, {"epoch": record.epoch})
         return [taken, *shepherd.take_up(self._presence.lost(clock.now_s), clock)]
 

@@ -275,13 +275,15 @@ class JobShepherd(ShepherdState):
 
     def note_returned_node(self, node: NodeId, clock: Clock) -> list[ShepherdEffect]:
         """A node is back, perhaps without its memory: ask what it still has of this job."""
-        self._see(clock)
         self.silent.pop(node, None)
         self.suspicions.clear(node)
         self.namesakes.met(node)
         asked = self.attempt if self.attempt is not None and self.attempt.awaits(node) else None
         places = [share.place for share in self.shares_on(node) if asked is None or not asked.has(share.place)]
-        return [*self.ask_status(places)] if places and not self.decided.is_ended else []
+        if not places or self.decided.is_ended:
+            return []
+        self._see(clock)
+        return [*self.ask_status(places)]
 
     def note_lost_node(self, node: NodeId, clock: Clock) -> list[ShepherdEffect]:
         """A node is believed to be gone for good: if it has ranks of this job, give up what goes with them.

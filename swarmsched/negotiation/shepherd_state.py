@@ -75,6 +75,10 @@ class Regrouping:
     refusals: Refusals = field(default_factory=Refusals)
 
 
+Openings = tuple[bool, bool, bool, bool]
+"""Whether a job waits, is steady, is not being placed, and has its place kept: what a look at the queue goes by."""
+
+
 class ShepherdState:
     """One job under one epoch."""
 
@@ -177,10 +181,18 @@ class ShepherdState:
     def is_steady(self) -> bool:
         """Runs, no change of its place is under way, and all have told: a change counts for how long they have run."""
         record = self.decided
+        if record.state is not JobState.RUNNING:
+            return False
         is_rescaling = self.claim.is_open or self.rescale_to is not None or self.attempt is not None
         is_changing = self.is_writing or is_rescaling or bool(record.joining or record.leaving or self.regrouping.leave)
         are_heard = all(share.place in self.gang.tasks for share in record.members)
-        return record.state is JobState.RUNNING and not is_changing and are_heard
+        return not is_changing and are_heard
+
+    @property
+    def openings(self) -> Openings:
+        """What a look at the queue may do for it: see `Openings`."""
+        waits = self.is_waiting
+        return (waits, self.is_steady, self.attempt is None, waits and self.claim.stands_in_line)
 
     @property
     def is_between_places(self) -> bool:

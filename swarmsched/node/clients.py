@@ -254,7 +254,6 @@ class Clients:
         match answer.result:
             case UpdateDecided(record=record):
                 effects += self._shepherds.add(record).accepted(clock)
-                self._placement.look_soon(clock.now_s)
                 reply: Reply = JobAccepted(record)
             case UpdateConflicted(current=JobRecord() as current):
                 is_same = _is_same_job(current, creation.record.spec)

@@ -9,11 +9,10 @@ from typing import Any
 
 from swarmsched.authority.message import SilenceAnswer
 from swarmsched.clock import Clock
-from swarmsched.commands import OF_JOBS, RecoverJob, SubmitJob
 from swarmsched.effects import Announce, ReplyToClient, SendPeer
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import PeerMessageReceived, PeerSendFailed, PlanComputed, PlanFailed, TimerFired
-from swarmsched.facts import Admitted, Awoke, CapacityChanged, JobChanged, JobClosed, NodeChanged, SettingChanged
+from swarmsched.facts import Awoke, CapacityChanged, JobChanged, JobClosed, NodeChanged, SettingChanged
 from swarmsched.gossip.member import MemberChanged, MemberStatus
 from swarmsched.gossip.state import StatePlane
 from swarmsched.holder.holding import Holding
@@ -63,14 +62,12 @@ class Jobs:
         self._state = state
         self._resources = resources
         self._holding = holding
-        self._changed: dict[JobId, None] = {}  # of which others should hear
         self._free = Free()  # here, as last seen
         self._openings = 0  # elsewhere, as last seen
         self._is_awake = False
         self.takes: Mapping[object, Taker] = {
             **dict.fromkeys((OwnerAnswer, TaskReport, Opening), self._owner_said),
             **{kind: self._passing(hand_over) for kind, hand_over in self._for_shepherds.items()},
-            **dict.fromkeys((SubmitJob, *OF_JOBS, RecoverJob), self._asked_about),
             **dict.fromkeys(STATE_TRAFFIC, self._heard_gossip),
             PeerSendFailed: self._undelivered,
             TimerFired: self._on_timer,
@@ -93,26 +90,19 @@ class Jobs:
 
     # What comes from outside.
 
-    def _shepherd(self, job_id: JobId) -> JobShepherd | None:
-        """Whoever is told something on this node's behalf; None when this node acts for that job no more."""
-        shepherd = self._shepherds.jobs.get(job_id)
-        if shepherd is not None:
-            self._changed[job_id] = None
-        return shepherd
-
     def _owner_said(self, event: PeerMessageReceived, clock: Clock) -> Iterable[NodeEffect]:
         """An owner answered, reported or has something free: its free counts repair our view first."""
         message: OwnerAnswer | TaskReport | Opening = event.message
         if event.sender != self._me:
             self._state.repair(event.sender, message.free, clock.now_s)
+            self._note_openings(clock)
         if isinstance(message, Opening):
             self._placement.invited(clock.now_s)
             return []
         job_id = message.job_id if isinstance(message, OwnerAnswer) else message.status.job_id
-        shepherd = self._shepherd(job_id)
+        shepherd = self._shepherds.jobs.get(job_id)
         if shepherd is None:
             return self._answer_stray(message.status) if isinstance(message, TaskReport) else []
-        self._placement.look_soon(clock.now_s)
         if isinstance(message, OwnerAnswer):
             return shepherd.owner_answered(message, clock)
         return shepherd.task_reported(message, clock)
@@ -145,7 +135,8 @@ class Jobs:
 
         def taking(event: PeerMessageReceived, clock: Clock) -> Iterable[NodeEffect]:
             message = event.message
-            shepherd = self._shepherd(JobId(message.taker) if type(message) is PreemptAnswer else message.job_id)
+            job_id = JobId(message.taker) if type(message) is PreemptAnswer else message.job_id
+            shepherd = self._shepherds.jobs.get(job_id)
             return hand_over(shepherd, event.sender, message, clock) if shepherd is not None else []
 
         return taking
@@ -162,15 +153,13 @@ class Jobs:
 
     def _undelivered(self, event: PeerSendFailed, clock: Clock) -> Iterable[NodeEffect]:
         command = event.message
-        shepherd = self._shepherd(command.job_id) if isinstance(command, OwnerCommand) else None
+        shepherd = self._shepherds.jobs.get(command.job_id) if isinstance(command, OwnerCommand) else None
         return shepherd.undeliverable(event.recipient, command, event.error, clock) if shepherd is not None else []
-
-    def _asked_about(self, asked: Admitted, clock: Clock) -> None:
-        self._changed[asked.command.job_id] = None
 
     def _plan_computed(self, event: PlanComputed, clock: Clock) -> Iterable[NodeEffect]:
         told = self._placement.plan_computed(event.plan, clock)
-        self._changed |= dict.fromkeys(self._shepherds.jobs)
+        for job_id in self._shepherds.jobs:  # their ranks may be other ones
+            self._shepherds.stir(job_id)
         return told
 
     def _plan_failed(self, event: PlanFailed, clock: Clock) -> None:
@@ -179,7 +168,6 @@ class Jobs:
     def _on_timer(self, event: TimerFired, clock: Clock) -> Iterable[NodeEffect]:
         effects: list[NodeEffect] = []
         for shepherd in self._shepherds.due(clock.now_s):
-            self._changed[shepherd.job_id] = None
             effects += shepherd.on_timer(clock)
         return [*effects, *self._invite(clock)] if self._is_awake else effects
 
@@ -192,13 +180,16 @@ class Jobs:
     def _heard_gossip(self, event: object, clock: Clock) -> None:
         """News on nodes and jobs; where it tells of room for what waits here, the queue is looked at."""
         self._resources.drop_claims()
-        if self._state.opening_count != self._openings:
-            self._openings = self._state.opening_count
-            self._capacity_released(clock)
+        self._note_openings(clock)
         if self._state.has_job_news and (self._free.gpus or self._free.cpus):
             self._placement.inviter.queued(clock.now_s)
         if self._state.has_job_news and (self._placement.may_change_jobs or self._state.job_news_is_long):
             self._placement.make_room_for_others(clock)
+
+    def _note_openings(self, clock: Clock) -> None:
+        if self._state.opening_count != self._openings:
+            self._openings = self._state.opening_count
+            self._capacity_released(clock)
 
     def _capacity_changed(self, told: CapacityChanged, clock: Clock) -> None:
         before, self._free = self._free, self._resources.ledger.free
@@ -219,10 +210,9 @@ class Jobs:
         effects: list[NodeEffect] = []
         for job_id, shepherd in self._shepherds.jobs.items():
             if member.status is MemberStatus.FAILED and shepherd.note_silent_node(member.node_id):
-                self._changed[job_id] = None
-            if member.status is MemberStatus.ALIVE and (made := shepherd.note_returned_node(member.node_id, clock)):
-                self._changed[job_id] = None
-                effects += made
+                self._shepherds.stir(job_id)
+            if member.status is MemberStatus.ALIVE:
+                effects += shepherd.note_returned_node(member.node_id, clock)
         return effects
 
     def _accepted(self, told: RecordAccepted, clock: Clock) -> Iterable[NodeEffect]:
@@ -235,7 +225,7 @@ class Jobs:
 
     def _decided(self, answer: Answered, clock: Clock) -> None:
         """A record that names this node, as a rule: its shepherd acts from now on, or goes on."""
-        self._changed[answer.request.job_id] = None
+        self._shepherds.stir(answer.request.job_id)
 
     def _answered(self, answer: Answered, clock: Clock) -> Iterable[NodeEffect]:
         """The register has spoken about an update of a shepherd's."""
@@ -245,12 +235,8 @@ class Jobs:
             return []
         match result:
             case UpdateDecided(record=record):
-                effects = shepherd.written(result.update_id, record, clock)
-                if self._shepherds.decided(shepherd) or shepherd.is_waiting:
-                    self._placement.look_soon(clock.now_s)
-                return effects
+                return shepherd.written(result.update_id, record, clock)
             case UpdateRefused():
-                self._changed[shepherd.job_id] = None
                 return shepherd.refused(result.update_id, clock) or []
             case UpdateUncertain():
                 return shepherd.rewrite(result.update_id, clock)
@@ -267,7 +253,6 @@ class Jobs:
         if shepherd is None:
             return []
         self._placement.let_go(job_id)
-        self._placement.look_soon(clock.now_s)
         asked = [effect for effect in shepherd.farewell() if isinstance(effect, ReplyToClient)]
         replies = [ReplyToClient(effect.request_id, past_retention(job_id)) for effect in asked]
         text = "the job has ended, and its record is past its retention"
@@ -278,37 +263,36 @@ class Jobs:
 
     def is_unsettled(self, now_s: float) -> bool:
         """True while the queue wants to be looked at, or others should hear of something."""
-        return bool(self._changed) or (self._is_awake and self._placement.look_due_s <= now_s)
+        return bool(self._shepherds.touched) or (self._is_awake and self._placement.look_due_s <= now_s)
 
     def settle(self, clock: Clock) -> list[NodeEffect]:
         """Look at the queue if it is time to, invite others to what is free here, and say what has changed."""
         effects: list[NodeEffect] = []
+        news, has_openings = self._shepherds.take_news()
+        if has_openings:
+            self._placement.look_soon(clock.now_s)
         if self._is_awake and self._placement.look_due_s <= clock.now_s:
             effects += self._placement.look(clock)
-            self._changed |= dict.fromkeys(self._shepherds.placing)
+            news = [*dict.fromkeys((*news, *self._shepherds.take_news()[0]))]
         effects += self._invite(clock)
-        changed, self._changed = self._changed, {}
-        jobs = self._shepherds.jobs
-        news = [told for job_id in changed if job_id in jobs for told in self._tell(job_id, jobs[job_id], clock)]
-        return [*news, *effects]
+        return [*[told for job in news for told in self._tell(job)], *effects]
 
     def _invite(self, clock: Clock) -> list[SendPeer]:
         """Tell those who are first in line of what is free here."""
         shepherds = self._placement.invitations(self._resources.ledger.free, clock)
         return [SendPeer(shepherd, Opening(self._resources.ledger.report())) for shepherd in shepherds]
 
-    def _tell(self, job_id: JobId, shepherd: JobShepherd, clock: Clock) -> list[NodeEffect]:
-        record = shepherd.record
+    def _tell(self, job: JobShepherd) -> list[NodeEffect]:
+        record = job.record
         if record.shepherd != self._me:
-            self._placement.let_go(job_id)
-            return [*shepherd.farewell()]
-        if not record.is_ended or shepherd.is_writing:
-            return [JobChanged(job_id)]
-        self._placement.let_go(job_id)
-        self._placement.look_soon(clock.now_s)
+            self._placement.let_go(job.job_id)
+            return [*job.farewell()]
+        if not record.is_ended or job.is_writing:
+            return [JobChanged(job.job_id)]
+        self._placement.let_go(job.job_id)
         return [JobClosed(record), NodeChanged()]
 
     def validate(self) -> None:
         """The queue and each shepherd; and at the end of a step nothing is left to be told."""
         self._placement.validate()
-        assert not self._changed, "a step is over, and news of a job are not told"
+        assert not self._shepherds.touched, "a step is over, and news of a job are not told"

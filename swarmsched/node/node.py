@@ -91,6 +91,7 @@ class Node(Snapshot):
         planes: tuple[Machine, ...] = (self._liveness, self._publication, resources, self._records)
         self._acting = frozenset[Machine]((self._holding, self._clients))
         self._machines = (*planes, self._jobs, self._holding, self._clients)
+        self._shepherding = {self._jobs, self._holding, self._clients}  # those that may have touched a job of ours
         self._routes: dict[object, list[tuple[Machine, Taker]]] = {}
         for machine in self._machines:
             for kind, take in machine.takes.items():
@@ -114,7 +115,7 @@ class Node(Snapshot):
         else:
             clock = Clock(now_s, now_s + self._utc_offset_s)
         effects = self._settle(self._take(event, clock), clock)
-        if self._last or self._jobs in self._moved or self._due_s[self._jobs] <= now_s:
+        if self._last or not self._moved.isdisjoint(self._shepherding) or self._due_s[self._jobs] <= now_s:
             while self._last or self._jobs.is_unsettled(now_s):
                 effects += self._settle(self._round_off(clock), clock)
         return effects

@@ -1,9 +1,9 @@
 """How far one submitted job wanders through the code: `python -m tests.benchmarks.walk`.
 
-Three simulated nodes of four GPUs, a gang of four ranks with two GPUs each, which so spans two of them, from its
-submission to its end.  In every step of a node whose event or effects name the job, each call from one file of the
-core into another is counted, and each return.  Vocabulary (modules of types alone) and the codec are nowhere one goes
-to.
+Three simulated nodes of four GPUs, and a gang from its submission to its end: one of four ranks with two GPUs each,
+which so spans two of them; and an elastic one that somebody scales from two workers to four while it trains.  In every
+step of a node whose event or effects name the job, each call from one file of the core into another is counted, and
+each return.  Vocabulary (modules of types alone) and the codec are nowhere one goes to.
 """
 
 import sys
@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any
 
 import swarmsched
-from swarmsched.api import JobSpec
+from swarmsched.api import JobSpec, JobState
+from swarmsched.commands import ScaleJob
 from swarmsched.effects import Effect
 from swarmsched.events import Event
 from swarmsched.node.node import Node
@@ -38,7 +39,7 @@ VOCABULARY: tuple[str, ...] = (
     "holders",
 )
 VOCABULARY += ("ids", "message", "record", "resources", "task", "view")
-TRAINS_S, SETTLES_S, ENDS_S = 1.0, 10.0, 60.0
+TRAINS_S, TRAINS_ON_S, SETTLES_S, ENDS_S = 1.0, 15.0, 10.0, 60.0
 
 
 class Walk:
@@ -89,8 +90,8 @@ def _watched(moves: list[str]) -> Iterator[None]:
         sys.setprofile(None)
 
 
-def walk() -> Walk:
-    """Of one job, from its submission to its end."""
+def walk(*, is_elastic: bool = False) -> Walk:
+    """Of one job, from its submission to its end; of an elastic one through a change of its size."""
     seen: list[tuple[str, list[str]]] = []
 
     class Watched(Node):
@@ -101,11 +102,17 @@ def walk() -> Walk:
             seen.append((f"{event!r} {effects!r}", moves))
             return effects
 
-    swarm = SimulatedSwarm(3, 4, 1, make_node=Watched, behaviour=lambda order, rank: RankPlan(TRAINS_S))
+    plan = RankPlan(TRAINS_ON_S if is_elastic else TRAINS_S)
+    swarm = SimulatedSwarm(3, 4, 1, make_node=Watched, behaviour=lambda order, rank: plan)
     swarm.start()
     swarm.run_for(SETTLES_S)
     seen.clear()
-    job_id = swarm.submit(next(iter(swarm.hosts)), JobSpec(("train",), ranks=4, demand=Demand(gpus=2)))
+    spec = JobSpec(("train",), ranks=2 if is_elastic else 4, demand=Demand(gpus=2), elastic=is_elastic)
+    job_id = swarm.submit(next(iter(swarm.hosts)), spec)
+    if is_elastic:
+        swarm.run_until(lambda: swarm.record(job_id).state is JobState.RUNNING, ENDS_S)
+        swarm.run_for(SETTLES_S / 5.0)
+        swarm.ask(swarm.record(job_id).shepherd, ScaleJob(job_id, 4))
     swarm.run_until(lambda: swarm.record(job_id).is_ended, ENDS_S)
     result = Walk()
     for text, moves in seen:
@@ -116,9 +123,10 @@ def walk() -> Walk:
 
 def main() -> None:
     """Print it."""
-    found = walk()
-    print(f"{found.steps} steps concern the job; {len(found.visits)} files; {found.moves} moves between files")
-    print(", ".join(f"{name} {count}" for name, count in found.visits.most_common(8)))
+    for name, found in (("rigid", walk()), ("elastic", walk(is_elastic=True))):
+        steps = f"{found.steps} steps concern the job"
+        print(f"{name}: {steps}; {len(found.visits)} files; {found.moves} moves between files")
+        print(", ".join(f"{file} {count}" for file, count in found.visits.most_common(8)))
 
 
 if __name__ == "__main__":

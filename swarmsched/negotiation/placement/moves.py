@@ -73,7 +73,7 @@ class Moves:
     def fit(self, room: Room, clock: Clock) -> list[ShepherdEffect]:
         """Jobs that are to have another size than they have get one, if there is a place for it."""
         effects: list[ShepherdEffect] = []
-        for job_id in list(self._shepherds.misfits.jobs):
+        for job_id in list(self._shepherds.misfits):
             job = self._shepherds.jobs[job_id]
             if cannot_pause(job.record) is not None or not job.is_steady:
                 continue

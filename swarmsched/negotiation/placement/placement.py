@@ -166,7 +166,7 @@ class Placement:
             self._planning.has_news = True  # what was out of the question for a job may be the place for it now
         self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self.shepherds.jobs) - FEW_JOBS)
         mine = {job_id: job for job_id, job in self.shepherds.jobs.items() if job.is_waiting}
-        if not mine and not self.may_change_jobs and not self.shepherds.misfits.jobs and not self.shepherds.live:
+        if not mine and not self.may_change_jobs and not self.shepherds.misfits and not self.shepherds.live:
             return []
         self.policy.catch_up(clock)
         is_idle_planner = self.may_change_jobs and bool(self.shepherds.elastic or len(self.policy.queue))

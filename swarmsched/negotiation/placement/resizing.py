@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.commands import MigrateJob, Refused
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import NodeId
 from swarmsched.policies.base import amount
 from swarmsched.policies.placement import choose, tie_break
 from swarmsched.policies.room import Room
@@ -95,23 +95,3 @@ def place_elsewhere(
     fits = there.fits(job.demand)
     wishes = {"nodes": allowed, "exclude": unwanted, "home": home}
     return choose(fits, there, job.demand, ranks, tie, is_mixed=job.card.mixed_gpus, **wishes)
-
-
-class Misfits:
-    """Jobs of one agent that are to have another size than they have."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[JobId, None] = {}
-
-    def note(self, record: JobRecord) -> bool:
-        """A job as it is now; true if it is one of them."""
-        is_one = is_misfit(record) and not record.is_ended
-        if is_one:
-            self.jobs[record.job_id] = None
-        else:
-            self.jobs.pop(record.job_id, None)
-        return is_one
-
-    def forget(self, job_id: JobId) -> None:
-        """It is not shepherded here any more."""
-        self.jobs.pop(job_id, None)

@@ -12,13 +12,15 @@ from swarmsched.cluster import Cluster
 from swarmsched.deadlines import Deadlines
 from swarmsched.ids import JobId, NodeId
 from swarmsched.negotiation.placement.own_view import OwnViews
-from swarmsched.negotiation.placement.resizing import Misfits
+from swarmsched.negotiation.placement.resizing import is_misfit
 from swarmsched.negotiation.shepherd import JobShepherd
-from swarmsched.negotiation.shepherd_state import ShepherdParts
+from swarmsched.negotiation.shepherd_state import Openings, ShepherdParts
 from swarmsched.negotiation.window import Window
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
 from swarmsched.view import JobView, NodeView
+
+CLOSED = (False,) * 4
 
 
 class Shepherds:
@@ -33,59 +35,77 @@ class Shepherds:
         self.elastic: dict[JobId, None] = {}  # those of them that take several sizes
         self.live: dict[JobId, None] = {}  # those that change while they train
         self.stoppable: dict[JobId, None] = {}  # those that may be ended for others
-        self.misfits = Misfits()  # those of them that are to have another one
+        self.misfits: dict[JobId, None] = {}  # those that are to have another size than they have
         self.window: Window[JobId] = Window()  # of attempts that wait for their owners and holders
         self.update_ids: Iterator[int] = count(1)  # of register updates, unique within this agent's life
         self._views = OwnViews()
         self._stirred: dict[JobId, None] = {}  # jobs whose deadline may have changed
         self._moved: dict[JobId, None] = {}  # jobs of ours that may stand elsewhere in the queue, or nowhere
+        self.touched: dict[JobId, None] = {}  # jobs to which something has happened, those that are gone too
+        self._known: dict[JobId, tuple[JobRecord, Openings]] = {}  # as they were after that
         self._deadlines: Deadlines[JobId] = Deadlines()
 
     def add(self, record: JobRecord) -> JobShepherd:
         """Shepherd this job."""
         could_take = self._cluster.could_take
         shepherd = JobShepherd(
-            record, self._me, self._rng, self.update_ids, self._parts, self._stir, self.window, could_take
+            record, self._me, self._rng, self.update_ids, self._parts, self.stir, self.window, could_take
         )
         told = self._cluster.jobs.get(record.job_id)
         shepherd.estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
         if shepherd.estimate is None and record.spec.is_resizable:
             shepherd.estimate = self._cluster.prior(record.spec)
         self.jobs[record.job_id] = shepherd
-        self.decided(shepherd)
-        self._stir(record.job_id)
+        self._sort(shepherd)
+        self.stir(record.job_id)
         return shepherd
 
-    def decided(self, job: JobShepherd) -> bool:
-        """The record of a job of ours is another one; true if it is to have another size than it has, or may have one
-        from now on."""
+    def _sort(self, job: JobShepherd) -> bool:
+        """Note of which sorts a job is by its record; true if it has come to be of one."""
         record = job.decided
-        has_range = record.spec.is_resizable and record.job_id not in self.elastic
-        if record.spec.is_resizable:
-            self.elastic[record.job_id] = None
-        else:
-            self.elastic.pop(record.job_id, None)
-        if record.spec.elastic:
-            self.live[record.job_id] = None
-        if record.spec.restartable or record.has_own_checkpoint:
-            self.stoppable[record.job_id] = None
-        else:
-            self.stoppable.pop(record.job_id, None)
-        return self.misfits.note(record) or has_range
+        is_stoppable = record.spec.restartable or record.has_own_checkpoint
+        sorts = ((self.elastic, record.spec.is_resizable), (self.live, record.spec.elastic))
+        is_new = False
+        for those, is_one in (*sorts, (self.stoppable, is_stoppable), (self.misfits, is_misfit(record))):
+            is_new |= is_one and job.job_id not in those
+            if is_one:
+                those[job.job_id] = None
+            else:
+                those.pop(job.job_id, None)
+        return is_new
 
     def let_go(self, job_id: JobId) -> None:
         """Stop acting for a job: it has ended, or another shepherd has it."""
         self.jobs.pop(job_id, None)
-        self.elastic.pop(job_id, None)
-        self.live.pop(job_id, None)
-        self.stoppable.pop(job_id, None)
-        self.misfits.forget(job_id)
+        for those in (self.elastic, self.live, self.stoppable, self.misfits, self._known):
+            those.pop(job_id, None)
         self._views.drop(job_id)
         self._deadlines.drop(job_id)
         self.window.forget(job_id)
-        self._moved[job_id] = None
+        self._moved[job_id] = self.touched[job_id] = None
 
     # Their timers, and news of them.
+
+    def take_news(self) -> tuple[Sequence[JobShepherd], bool]:
+        """Jobs to which something has happened since this was last asked; and whether one has come to wait, to be
+        steady, to be placed no more, to have its place kept or to be of another sort, or has gone: then a look at the
+        queue may find something to do."""
+        news = [self.jobs[job_id] for job_id in self.touched if job_id in self.jobs]
+        has_openings = len(news) < len(self.touched)
+        self.touched.clear()
+        for job in news:
+            record, openings = self._known.get(job.job_id, (None, CLOSED))
+            if record is not job.decided:
+                has_openings |= self._sort(job)
+            now = job.openings
+            has_openings |= any(opens and not opened for opens, opened in zip(now, openings, strict=True))
+            self._known[job.job_id] = (job.decided, now)
+        return news, has_openings
+
+    def stir(self, job_id: JobId) -> None:
+        """Something has happened to a job: its deadline, its place in the queue and what others know of it may be old;
+        nothing for one that is not ours."""
+        self._stirred[job_id] = self._moved[job_id] = self.touched[job_id] = None
 
     @property
     def next_deadline_s(self) -> float:
@@ -104,9 +124,6 @@ class Shepherds:
                 self._deadlines.put(job_id, job.next_deadline_s)
         self._stirred.clear()
 
-    def _stir(self, job_id: JobId) -> None:
-        self._stirred[job_id] = self._moved[job_id] = None
-
     def take_moved(self) -> Sequence[JobId]:
         """Jobs of ours that may stand elsewhere in the queue, or nowhere, since this was last asked."""
         moved, self._moved = tuple(self._moved), {}
@@ -117,12 +134,7 @@ class Shepherds:
     @property
     def waits_for_room(self) -> bool:
         """Whether jobs of this agent are queued, or run and are to have more."""
-        return bool(self.misfits.jobs) or any(job.decided.state is JobState.QUEUED for job in self.jobs.values())
-
-    @property
-    def placing(self) -> list[JobId]:
-        """Jobs whose placement is under way."""
-        return [job_id for job_id, job in self.jobs.items() if job.attempt is not None]
+        return bool(self.misfits) or any(job.decided.state is JobState.QUEUED for job in self.jobs.values())
 
     def view_of(self, job: JobShepherd, clock: Clock) -> JobView:
         """A shepherded job as a policy sees it: the same object until something of it has changed."""

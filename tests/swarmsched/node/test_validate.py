@@ -141,7 +141,7 @@ def answers_a_client_twice(node):
 
 
 def has_untold_news(node):
-    node._jobs._changed[NOBODY] = None
+    node._placement.shepherds.stir(NOBODY)
 
 
 def sleeps_too_long(node):
