@@ -151,6 +151,17 @@ class JobRecord(Value):
         return self.members or self.shares
 
     @property
+    def nearest_size(self) -> int:
+        """Of the world sizes that it is to have, that which is nearest to the one that it has."""
+        least, most = self.spec.ranks, max(self.spec.ranks, self.spec.ranks_most)
+        return min(max(least, world_size(self.training)), most)
+
+    @property
+    def is_misfit(self) -> bool:
+        """True for a live job with ranks that are more or fewer than it is to have."""
+        return bool(self.shares) and not self.is_ended and self.nearest_size != world_size(self.training)
+
+    @property
     def serving_gpus(self) -> int:
         """Those of the parts that train: what is held for newcomers, and by those that leave, serves nobody."""
         return world_size(self.training) * self.spec.demand.gpus

@@ -40,8 +40,8 @@ from swarmsched.holder.retention import past_retention
 from swarmsched.holders import HOLDERS_WANTED, Holder
 from swarmsched.ids import JobId, NodeId, is_job_id, make_job_id
 from swarmsched.jobs.update import Asker, UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
+from swarmsched.negotiation.placement.asked import cannot_scale, scaled
 from swarmsched.negotiation.placement.placement import Placement
-from swarmsched.negotiation.placement.resizing import scaled
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.node.config import NodeConfig
 from swarmsched.policies.explain import explain, impossible
@@ -307,7 +307,10 @@ class Clients:
         too_much = self._too_much(spec, clock) if self._knows_all(clock.now_s) else None
         if too_much is not None:
             return [ReplyToClient(asked.request_id, too_much)]
-        return self._placement.moves.scale(asked.request_id, shepherd, spec, clock)
+        not_now = cannot_scale(shepherd.record, spec)
+        if not_now is not None:
+            return [ReplyToClient(asked.request_id, not_now)]
+        return shepherd.scale(asked.request_id, spec, clock)
 
     def _migrate(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
         """Other hosts, for a job that runs."""
@@ -315,7 +318,7 @@ class Clients:
         shepherd = self._shepherds.jobs.get(command.job_id)
         if shepherd is None:
             return [ReplyToClient(asked.request_id, self._ended_or_not(command.job_id))]
-        return self._placement.moves.migrate(asked.request_id, shepherd, command, clock)
+        return self._placement.migrate(asked.request_id, shepherd, command, clock)
 
     def _ended_or_not(self, job_id: JobId) -> Reply:
         """Of a job that nobody acts for here, and that must not have ended."""

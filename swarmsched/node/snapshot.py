@@ -17,8 +17,8 @@ from swarmsched.holder.holding import Holding
 from swarmsched.holder.records import Records
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
+from swarmsched.negotiation.placement.asked import waits_for
 from swarmsched.negotiation.placement.placement import Placement
-from swarmsched.negotiation.placement.resizing import is_misfit, waits_for
 from swarmsched.node.config import NodeConfig
 from swarmsched.node.resources import Resources
 from swarmsched.policies.explain import WhyReport, explain, size_reason, speed_question
@@ -174,7 +174,7 @@ class Snapshot:
 
     def size_reason(self, record: JobRecord) -> str:
         """Why a job that takes several sizes, or is to have another one, has this one; empty for others."""
-        if is_misfit(record):
+        if record.is_misfit:
             return waits_for(record)
         if not record.spec.is_resizable or not record.shares:
             return ""

@@ -1,22 +1,23 @@
 """What a job's place in the queue alone decides, without a plan, under a policy that declares an order."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from swarmsched.clock import Clock
 from swarmsched.cluster import Cluster
 from swarmsched.ids import JobId
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
 from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
-from swarmsched.negotiation.placement.precondition import expected_start_s
 from swarmsched.negotiation.placement.shepherds import Shepherds
+from swarmsched.negotiation.placement.wish import Wish
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import JobShepherd
-from swarmsched.policies.placement import place_in, take_if_there
+from swarmsched.policies.placement import place_in
 from swarmsched.policies.reason import fits_now
 from swarmsched.policies.registry import kind_of
 from swarmsched.policies.room import Room
-from swarmsched.view import Elasticity, NodeView
+from swarmsched.resources import Share
+from swarmsched.view import Allocation, Elasticity, JobView, NodeView
 
 WALK_MAX = 400
 """Jobs that one look places or reserves for; those behind them have their turn when these are gone."""
@@ -33,11 +34,12 @@ class HeadOfLine:
         self._policy = policy
         self._rng = rng
 
-    def start(
+    def starts(
         self, room: Room, mine: Mapping[JobId, JobShepherd], clock: Clock, *, is_invited: bool
-    ) -> list[ShepherdEffect]:
-        """Start ours from the head of the queue as long as all ahead fit too; who is invited passes others' jobs."""
-        effects: list[ShepherdEffect] = []
+    ) -> Iterator[Wish]:
+        """Starts of ours from the head of the queue as long as all ahead fit too; who is invited passes others' jobs.
+
+        Between two of them the room is to be without what the first one took."""
         left, walked = len(mine), 0
         setting = self._policy.setting
         sizes_are_chosen = kind_of(setting).resizes and setting.elasticity is not Elasticity.OFF
@@ -49,7 +51,12 @@ class HeadOfLine:
             if sizes_are_chosen and job.card.elastic is not None:
                 # With which size it starts, and what that leaves to those behind it, a plan says: unless its place has
                 # been kept from all others until it is free.
-                effects += self._start_where_kept(shepherd, room, clock)
+                if (
+                    shepherd is not None
+                    and shepherd.claim.stands_in_line
+                    and shepherd.pacing.may_try_after_s <= clock.now_s
+                ):
+                    yield Wish(job.job_id, Allocation(shepherd.claim.place))
                 break
             if not left or walked > WALK_MAX or self._shepherds.window.is_full(clock.now_s):
                 break
@@ -61,18 +68,10 @@ class HeadOfLine:
                 break
             if shares is None or pause_s > BACKOFF_S_MAX or (shepherd is None and is_invited):
                 continue  # it has had its chance, or has none for long
-            room.take(shares, job.demand)
             if shepherd is not None and pause_s <= 0.0:
-                effects += shepherd.place(shares, self._policy.ranking(job, clock.now_s), clock)
-        return effects
-
-    def _start_where_kept(self, job: JobShepherd | None, room: Room, clock: Clock) -> list[ShepherdEffect]:
-        if job is None or not job.claim.stands_in_line or job.pacing.may_try_after_s > clock.now_s:
-            return []
-        place = job.claim.place
-        if not take_if_there(room, place, job.decided.spec.demand):
-            return []
-        return job.place(place, self._policy.ranking(self._shepherds.view_of(job, clock), clock.now_s), clock)
+                yield Wish(job.job_id, Allocation(shares))
+            else:
+                room.take(shares, job.demand)
 
     def claim_place(
         self, mine: Mapping[JobId, JobShepherd], nodes: Sequence[NodeView], clock: Clock
@@ -121,3 +120,12 @@ class HeadOfLine:
             if contenders > limit:
                 break
         return bool(waiting) and kind_of(self._policy.setting).spares_rigid and self._policy.has_stoppable
+
+
+def expected_start_s(place: Sequence[Share], running: Sequence[JobView], now_s: float) -> float:
+    """When, by their time limits, all that runs on those nodes has ended, in seconds from now; 0: nobody can say."""
+    nodes = {share.node for share in place}
+    there = [view for view in running if nodes & {share.node for share in view.shares}]
+    if any(not view.card.time_limit_s or view.card.hidden_ranks for view in there):
+        return 0.0
+    return max((max(0.0, view.card.time_limit_s - view.running_s(now_s)) for view in there), default=0.0)

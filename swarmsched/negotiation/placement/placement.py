@@ -1,39 +1,45 @@
 """When one agent looks at the queue, and what it then does for the jobs that it shepherds.
 
-Two ways lead to a try.  Under a policy that declares an order, jobs start without a plan as long as everything ahead of
-them fits as well.  Whatever else a policy wants, it says in its plan: a set of decisions from the planner's process,
-each followed as told, or, where its preconditions no longer hold, not at all.
+The queue is looked at because something has happened to it: capacity came free, a job of ours waits, is steady or has
+gone (`Shepherds.take_news`), a plan has come, or a time is over; never because somebody spoke.  Five then have wishes
+for jobs of ours, each in its turn, and one carries them out (`wish`).  Under a policy that declares an order, jobs
+start without a plan as long as everything ahead of them fits as well.  Whatever else a policy wants, it says in its
+plan: a set of decisions from the planner's process, each followed as told, or, where that can be no more, not at all.
 
 Shepherds on other agents see nearly the same queue.  They spread by a start delay that grows with the number of jobs
 ahead, counted from the last release of capacity; whoever an owner invites need not wait for others (`invitation`).
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.clock import Clock
 from swarmsched.cluster import Cluster
-from swarmsched.effects import Announce
+from swarmsched.commands import MigrateJob, Refused
+from swarmsched.effects import Announce, ReplyToClient
 from swarmsched.estimate import tells_more
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import TaskEstimate
+from swarmsched.negotiation.placement.asked import fitting, no_place, place_elsewhere
 from swarmsched.negotiation.placement.head_of_line import HeadOfLine
 from swarmsched.negotiation.placement.invitation import Inviter
-from swarmsched.negotiation.placement.moves import Moves
 from swarmsched.negotiation.placement.plan_follower import PlanFollower
 from swarmsched.negotiation.placement.planning import PLAN_INTERVAL_S, Planning
 from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
+from swarmsched.negotiation.placement.relief import SPARED_S, relief
 from swarmsched.negotiation.placement.shepherds import Shepherds
+from swarmsched.negotiation.placement.wish import Carrier, Obstacle, Outcome, Wish, cannot_change
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.negotiation.shepherd_state import PRODUCTION, ShepherdParts
 from swarmsched.policies.placement import is_there
 from swarmsched.policies.registry import kind_of
-from swarmsched.resources import Free
-from swarmsched.view import Elasticity, Plan, PolicySetting
+from swarmsched.policies.room import Room
+from swarmsched.resources import Free, world_size
+from swarmsched.view import Allocation, Elasticity, Plan, PolicySetting
 
 START_DELAY_S = 0.05
 START_DELAY_PER_RANK_S = 0.005
@@ -55,8 +61,8 @@ class Placement:
         self._planning = Planning()
         self.shepherds = Shepherds(me, cluster, rng, parts)
         self.policy = PolicyInForce(me, cluster, self.shepherds, self._planning)
-        self.plans = PlanFollower(me, self.shepherds, self.policy, self._planning)
-        self.moves = Moves(cluster, self.shepherds, self.policy)
+        self._carrier = Carrier(self.shepherds, self.policy)
+        self.plans = PlanFollower(me, self.shepherds, self.policy, self._planning, self._carrier)
         self.inviter = Inviter(me)
         self._line = HeadOfLine(cluster, self.shepherds, self.policy, rng)
         self._look_s = self._backoff_s = float("inf")
@@ -172,16 +178,17 @@ class Placement:
         is_idle_planner = self.may_change_jobs and bool(self.shepherds.elastic or len(self.policy.queue))
         nodes = self._cluster.nodes()
         room = self.shepherds.room(nodes)
-        effects = self.moves.go_on(room, mine, clock)
+        effects = self._carry_out(self._kept_places(mine), room, clock)
         mine = {job_id: job for job_id, job in mine.items() if job.attempt is None}
         if any(room.fits(demand) for demand in dict.fromkeys(job.decided.spec.demand for job in mine.values())):
-            effects += self._line.start(room, mine, clock, is_invited=clock.now_s < self._invited_until_s)
+            is_invited = clock.now_s < self._invited_until_s
+            effects += self._carry_out(self._line.starts(room, mine, clock, is_invited=is_invited), room, clock)
             effects += self.plans.follow_starts(room, mine, clock)
         effects += self.plans.give_up_places(mine, clock)
         effects += self.plans.follow_stops(mine, clock)
         effects += self._line.claim_place(mine, nodes, clock)
-        effects += self.moves.fit(room, clock)
-        effects += self.moves.relieve(room, clock)
+        effects += self._carry_out(self._asked(room, clock), room, clock)
+        effects += self._relieve(room, clock)
         if self.shepherds.live:
             self._look_s = min(self._look_s, clock.now_s + RELIEF_S)
         effects += self.plans.follow_changes(room, clock)
@@ -205,6 +212,59 @@ class Placement:
             effects += asked
             self._look_s = min(self._look_s, again_s)
         return effects
+
+    def _carry_out(self, wishes: Iterable[Wish], room: Room, clock: Clock) -> list[ShepherdEffect]:
+        """One after another, each with the room that those before it have left."""
+        return [effect for wish in wishes for effect in self._carrier.carry_out(wish, room, clock).effects]
+
+    def _kept_places(self, mine: Mapping[JobId, JobShepherd]) -> Iterator[Wish]:
+        """Jobs that were ended to run elsewhere, or with another size, begin there."""
+        for job_id, job in mine.items():
+            place = job.take_next_place()
+            if place.shares:
+                yield Wish(job_id, place)
+
+    def _asked(self, room: Room, clock: Clock) -> Iterator[Wish]:
+        """Jobs that people gave another size than they have get one."""
+        for job in [self.shepherds.jobs[job_id] for job_id in self.shepherds.misfits]:
+            view = self.shepherds.view_of(job, clock)
+            wish = fitting(job.decided, view, room) if cannot_change(job) is None else None
+            if wish is not None:
+                yield wish
+
+    def _relieve(self, room: Room, clock: Clock) -> list[ShepherdEffect]:
+        """Workers that had better train elsewhere go there."""
+        effects: list[ShepherdEffect] = []
+        drained = self._cluster.drained() if self.shepherds.live else ()
+        for job in [self.shepherds.jobs[job_id] for job_id in self.shepherds.live]:
+            view, spared_s = self.shepherds.view_of(job, clock), job.regrouping.spared_s
+            spared = [part for part, until_s in spared_s.items() if clock.now_s < until_s]
+            found = relief(job.decided, job.gang, view, room, drained, spared) if job.is_steady else None
+            if found is None:
+                continue
+            wish, is_for_speed = found
+            outcome = self._carrier.carry_out(wish, room, clock)
+            effects += outcome.effects
+            if is_for_speed and outcome.obstacle is Obstacle.NONE and job.attempt is not None:
+                until_s = clock.now_s + SPARED_S
+                job.regrouping.spared_s |= {share.part: until_s for share in job.attempt.shares}
+        return effects
+
+    def migrate(self, request_id: int, job: JobShepherd, wish: MigrateJob, clock: Clock) -> list[ShepherdEffect]:
+        """Have a job of ours go on with its size on other hosts, now or not at all."""
+        refusal, record, view = cannot_change(job), job.decided, self.shepherds.view_of(job, clock)
+        room = self.shepherds.room(self._cluster.nodes())
+        place = None if refusal else place_elsewhere(room, view, world_size(record.training), wish.nodes, wish.avoid)
+        outcome = Outcome()
+        if place is not None and place != view.shares:
+            target = Allocation(place, record.global_batch)
+            outcome = self._carrier.carry_out(Wish(job.job_id, target, "somebody wants it elsewhere"), room, clock)
+        if refusal is None and (place is None or outcome.problem):
+            why = outcome.problem or no_place(record, wish)
+            refusal = Refused("conflict", why, "name other nodes, or ask again later")
+        if refusal is not None:
+            return [ReplyToClient(request_id, refusal)]
+        return [*outcome.effects, *job.tell(request_id, clock)]
 
     @property
     def may_change_jobs(self) -> bool:

@@ -10,25 +10,29 @@ from swarmsched.ledger.message import PreemptRequest
 from swarmsched.negotiation.placement.foretold import Foretold
 from swarmsched.negotiation.placement.planning import Planning
 from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
-from swarmsched.negotiation.placement.precondition import RESCALES, cannot_change, cannot_rescale, cannot_start
 from swarmsched.negotiation.placement.shepherds import Shepherds
+from swarmsched.negotiation.placement.wish import Carrier, Obstacle, Outcome, Wish
 from swarmsched.negotiation.record_writer import ShepherdEffect
-from swarmsched.negotiation.regrouping import holds_off
 from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.policies.base import GIVING, amount, is_claim
 from swarmsched.policies.registry import kind_of
 from swarmsched.policies.room import Room
-from swarmsched.view import Change, Decision, Plan
+from swarmsched.view import Change, Decision, JobView, Plan
+
+RESCALES = (Change.GROW, Change.SHRINK, Change.MOVE)
 
 
 class PlanFollower:
     """Carries out one agent's plans."""
 
-    def __init__(self, me: NodeId, shepherds: Shepherds, policy: PolicyInForce, planning: Planning) -> None:
+    def __init__(
+        self, me: NodeId, shepherds: Shepherds, policy: PolicyInForce, planning: Planning, carrier: Carrier
+    ) -> None:
         self._me = me
         self._shepherds = shepherds
         self._policy = policy
         self._planning = planning
+        self._carrier = carrier
         self._said: dict[JobId, str] = {}  # of wishes of a plan that are not carried out, as last announced
         self._fault = ""  # of the policy, as last announced
         self.foretold = Foretold()
@@ -57,30 +61,29 @@ class PlanFollower:
     def follow_starts(self, room: Room, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
         """Jobs that the plan starts, where it says; each decision is used once, and only while it holds."""
         effects: list[ShepherdEffect] = []
-        unused = []
-        for decision in self._planning.fresh(clock.now_s):
+        for decision in self._fresh(clock, Change.START):
             job = mine.get(decision.job_id)
-            is_start = decision.change is Change.START and job is not None
-            if job is None or not is_start:
-                unused.append(decision)
+            if job is None or job.pacing.may_try_after_s > clock.now_s or self._shepherds.window.is_full(clock.now_s):
                 continue
-            if not job.is_waiting:
-                continue
-            if job.pacing.may_try_after_s > clock.now_s or self._shepherds.window.is_full(clock.now_s):
-                unused.append(decision)
-                continue
-            view = self._shepherds.view_of(job, clock)
-            problem = cannot_start(decision, view, room)
-            if problem:
-                job.explain(f"{decision.reason}; {problem}")
+            outcome = self._follow(decision, room, clock)
+            effects += outcome.effects
+            if outcome.obstacle in (Obstacle.JOB, Obstacle.PLACE):
+                job.explain(f"{decision.reason}; {outcome.problem}")
                 self._planning.has_news = True
-                continue
-            room.take(decision.target.shares, view.demand)
-            target = decision.target
-            self.foretold.note(decision)
-            effects += job.place(target.shares, self._policy.ranking(view, clock.now_s), clock, target.global_batch)
-        self._planning.open = unused
+            if outcome.problem:
+                self._planning.open.remove(decision)
         return effects
+
+    def _fresh(self, clock: Clock, *kinds: Change) -> list[Decision]:
+        return [each for each in self._planning.fresh(clock.now_s) if each.change in kinds]
+
+    def _follow(self, decision: Decision, room: Room, clock: Clock) -> Outcome:
+        """As told, and once."""
+        outcome = self._carrier.carry_out(Wish(decision.job_id, decision.target, decision.reason), room, clock)
+        if outcome.obstacle is Obstacle.NONE:
+            self._planning.open.remove(decision)
+            self.foretold.note(decision)
+        return outcome
 
     def give_up_places(self, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
         """Places that are kept, and free by now, for jobs that the last plan does not start although it knew that.
@@ -107,28 +110,23 @@ class PlanFollower:
         Another size or place is a pause for the job: two plans must agree on it.
         """
         effects: list[ShepherdEffect] = []
-        for decision in list(self._planning.fresh(clock.now_s)):
+        has_others_leave = any(each.change in GIVING for each in self._planning.told.values())
+        for decision in self._fresh(clock, *RESCALES, Change.REBATCH, Change.STOP):
             job = self._shepherds.jobs.get(decision.job_id)
-            if job is None or job.is_writing:
+            if job is None:
                 continue
-            is_running = job.decided.state is JobState.RUNNING
-            is_late = is_running and not job.is_steady
-            if decision.change in RESCALES and (is_late or not self._planning.is_confirmed(decision)):
+            if decision.change in RESCALES and not self._planning.is_confirmed(decision):
                 self._planning.has_news = True
                 continue
-            problem = self._problem_of(decision, job, room, clock)
-            if problem and self._has_others_leave and not self._problem_of(decision, job, None, clock):
-                continue  # its place may be theirs still; who does not leave says why
+            problem = self._problem_of(decision, self._shepherds.view_of(job, clock))
+            if not problem and decision.change is not Change.STOP:
+                outcome = self._follow(decision, room, clock)
+                effects += outcome.effects
+                self._planning.has_news |= outcome.obstacle is Obstacle.TIME
+                if outcome.obstacle is Obstacle.JOB or (outcome.obstacle is Obstacle.PLACE and not has_others_leave):
+                    problem = outcome.problem  # else its place may be theirs still; who does not leave says why
             if problem:
                 effects += self._say(decision, "plan.ignored", f"{decision.change.value} ignored: {problem}")
-            elif decision.change in RESCALES:
-                self._planning.open.remove(decision)
-                self.foretold.note(decision)
-                ranking = self._policy.ranking(self._shepherds.view_of(job, clock), clock.now_s)
-                effects += job.rescale(decision.target, decision.reason, ranking, clock)
-            elif decision.change is Change.REBATCH:
-                self._planning.open.remove(decision)
-                effects += job.rebatch(decision.target.global_batch, decision.reason, clock)
         for decision in self._planning.advice:
             if decision.job_id in self._shepherds.jobs:
                 size = f" to {amount(decision.target.ranks, 'rank')}" if decision.target.ranks else ""
@@ -136,17 +134,19 @@ class PlanFollower:
                 effects += self._say(decision, "plan.advised", wish, decision.reason)
         return effects
 
-    @property
-    def _has_others_leave(self) -> bool:
-        return any(each.change in GIVING for each in self._planning.told.values())
-
-    def _problem_of(self, decision: Decision, job: JobShepherd, room: Room | None, clock: Clock) -> str:
-        if decision.change not in (*RESCALES, Change.REBATCH):
-            return cannot_change(decision)
-        if holds_off(job, decision.target, clock.now_s):
-            return "those that joined it last, or members of it, have just failed"
-        is_there = self._policy.is_known(JobId(decision.taker))
-        return cannot_rescale(decision, self._shepherds.view_of(job, clock), room, is_taker_there=is_there)
+    def _problem_of(self, decision: Decision, job: JobView) -> str:
+        """Why no plan may do that, whatever the job could take."""
+        if decision.change is Change.STOP:
+            return "" if decision.taker else "jobs make room for a named job only"
+        if job.state is not JobState.RUNNING:
+            return f"it is {job.state.value}"
+        if job.card.elastic is None:
+            return "it has not said which sizes it takes, or its present attempt has no checkpoint"
+        if decision.change is Change.REBATCH and decision.target.shares != job.shares:
+            return "its hosts are other ones than in the plan"
+        if decision.change in GIVING and not self._policy.is_known(JobId(decision.taker)):
+            return "GPUs are given up to a named job only"
+        return ""
 
     def _say(self, decision: Decision, kind: str, text: str, reason: str = "") -> list[ShepherdEffect]:
         """Once, until there is something else to say of that job; that its reason has changed is no news."""

@@ -7,9 +7,9 @@ whoever came for a slow one is slow as well, it is not the place: that one is sp
 
 from collections.abc import Collection
 
-from swarmsched.fields import Value
 from swarmsched.ids import NodeId
 from swarmsched.negotiation.gang import Gang
+from swarmsched.negotiation.placement.wish import Wish
 from swarmsched.policies.base import amount
 from swarmsched.policies.placement import choose, tie_break
 from swarmsched.policies.room import Room
@@ -21,15 +21,6 @@ STRAGGLER_RATIO = 1.2  # of the median step (EDL, section 6.2)
 SPARED_S = 600.0  # that whoever came for a slow one is not called slow itself
 
 
-class Relief(Value):
-    """Who is to leave, where the job trains then, and why."""
-
-    leave: tuple[int, ...]
-    target: Allocation
-    reason: str
-    is_for_speed: bool
-
-
 def relief(
     record: JobRecord,
     gang: Gang,
@@ -37,8 +28,8 @@ def relief(
     room: Room,
     drained: Collection[NodeId],
     spared: Collection[int] = (),
-) -> Relief | None:
-    """What is to be done for a job that trains and is not changing; nothing as a rule.
+) -> tuple[Wish, bool] | None:
+    """What is to be done for a job that trains and is not changing, nothing as a rule; and whether that is for speed.
 
     `spared` are parts that came for slow ones.
     """
@@ -51,9 +42,9 @@ def relief(
         found = _places(view, room, len(leave), avoid, home={share.node for share in kept})
         is_enough = len(kept) + sum(share.ranks for share in found) >= max(1, record.spec.ranks)
         if is_enough and (found or find is not _stragglers):
-            target = _joined((*kept, *found))
-            parts, is_for_speed = tuple(share.part for share in leave), find is _stragglers
-            return Relief(parts, Allocation(target, record.global_batch), reason, is_for_speed)
+            target = Allocation(_joined((*kept, *found)), record.global_batch)
+            wish = Wish(record.job_id, target, reason, tuple([share.part for share in leave]))
+            return wish, find is _stragglers
     return None
 
 

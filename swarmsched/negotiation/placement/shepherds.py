@@ -12,7 +12,6 @@ from swarmsched.cluster import Cluster
 from swarmsched.deadlines import Deadlines
 from swarmsched.ids import JobId, NodeId
 from swarmsched.negotiation.placement.own_view import OwnViews
-from swarmsched.negotiation.placement.resizing import is_misfit
 from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.negotiation.shepherd_state import Openings, ShepherdParts
 from swarmsched.negotiation.window import Window
@@ -66,7 +65,7 @@ class Shepherds:
         is_stoppable = record.spec.restartable or record.has_own_checkpoint
         sorts = ((self.elastic, record.spec.is_resizable), (self.live, record.spec.elastic))
         is_new = False
-        for those, is_one in (*sorts, (self.stoppable, is_stoppable), (self.misfits, is_misfit(record))):
+        for those, is_one in (*sorts, (self.stoppable, is_stoppable), (self.misfits, record.is_misfit)):
             is_new |= is_one and job.job_id not in those
             if is_one:
                 those[job.job_id] = None

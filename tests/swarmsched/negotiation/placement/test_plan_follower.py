@@ -91,7 +91,7 @@ def test_several_starts_of_one_plan_are_checked_against_what_is_left_by_those_be
     scene.look()
     scene.answer_plan(start("b", (A, 2)), start("c", (A, 1)))
     assert scene.look() == ["b"]
-    assert "the plan's place on a is taken" in scene.placement.shepherds.jobs[job_id("c")].record.reason
+    assert "the place on a is taken" in scene.placement.shepherds.jobs[job_id("c")].record.reason
 
 
 def test_a_job_that_has_just_started_as_the_first_in_line_is_not_started_by_the_plan_as_well():
@@ -138,9 +138,9 @@ def test_a_start_goes_to_the_hosts_that_the_plan_names():
 @pytest.mark.parametrize(
     ("decision", "reason"),
     [
-        (start("b", (B, 4)), "the plan's place on b is taken"),
-        (start("b", (A, 2)), "it takes 4 ranks, and the plan gives it 2"),
-        (start("b", (A, 4), batch=64), "it names no batches, and the plan gives it one of 64"),
+        (start("b", (B, 4)), "the place on b is taken"),
+        (start("b", (A, 2)), "it takes 4 ranks, and is to have 2"),
+        (start("b", (A, 4), batch=64), "it names no batches, and is to have one of 64"),
     ],
 )
 def test_a_start_that_cannot_be_followed_is_told_and_planned_anew(decision, reason):
@@ -291,13 +291,13 @@ def test_what_one_plan_alone_wants_of_a_running_job_is_asked_once_more():
     ("decision", "saved", "problem"),
     [
         (change(Change.GROW, (A, 2), (B, 4)), False, "its present attempt has no checkpoint"),
-        (change(Change.GROW, (A, 2), (B, 5)), True, "it takes 2 to 6 ranks, and the plan gives it 7"),
-        (change(Change.GROW, (A, 6)), True, "the plan's place on a is taken"),
+        (change(Change.GROW, (A, 2), (B, 5)), True, "it takes 2 to 6 ranks, and is to have 7"),
+        (change(Change.GROW, (A, 6)), True, "the place on a is taken"),
         (change(Change.MOVE, (A, 2), taker=job_id("b")), True, "it has just that"),
         (change(Change.MOVE, (B, 2)), True, "GPUs are given up to a named job only"),
         (change(Change.MOVE, (B, 2), taker=job_id("f")), True, "GPUs are given up to a named job only"),
         (change(Change.GROW, (B, 4), batch=512), True, "it takes global batches of 64 to 256"),
-        (change(Change.REBATCH, (A, 2), batch=32), True, "and the plan gives it one of 32"),
+        (change(Change.REBATCH, (A, 2), batch=32), True, "and is to have one of 32"),
         (change(Change.REBATCH, (A, 1), (B, 1), batch=128), True, "its hosts are other ones"),
     ],
 )
@@ -311,7 +311,7 @@ def test_a_running_job_is_not_rescaled_where_that_cannot_be(decision, saved, pro
     assert not job.is_writing
 
 
-@pytest.mark.parametrize(("size", "told"), [(6, []), (7, ["it takes 2 to 6 ranks, and the plan gives it 7"])])
+@pytest.mark.parametrize(("size", "told"), [(6, []), (7, ["it takes 2 to 6 ranks, and is to have 7"])])
 def test_a_place_that_others_are_about_to_leave_is_waited_for_in_silence(size, told):
     scene = Scene([node(A, 2), node(B, 4)])
     running_elastic(scene)

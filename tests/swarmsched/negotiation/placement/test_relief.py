@@ -33,9 +33,14 @@ def job(least=1, busy_s=(), ailing=(), nodes=()):
 
 
 def found(known, free, drained=(), spared=()):
+    return judged(known, free, drained, spared)[0]
+
+
+def judged(known, free, drained=(), spared=()):
+    """The wish, and whether it is for speed."""
     record, gang = known
     room = Room([make_node(name, gpus) for name, gpus in free.items()])
-    return relief(record, gang, JobView(card_of(record)), room, drained, spared)
+    return relief(record, gang, JobView(card_of(record)), room, drained, spared) or (None, False)
 
 
 def places(each):
@@ -48,7 +53,7 @@ def test_nothing_is_done_as_a_rule():
 
 def test_workers_leave_a_drained_node_for_others():
     each = found(job(), {B: 1, C: 4}, {A})
-    assert (each.leave, places(each), each.reason) == ((1, 2), {B: 1, C: 2}, "drained: a")
+    assert (each.leave, places(each), each.why) == ((1, 2), {B: 1, C: 2}, "drained: a")
 
 
 def test_without_room_they_leave_as_long_as_the_job_keeps_its_least():
@@ -63,7 +68,7 @@ def test_without_room_they_leave_as_long_as_the_job_keeps_its_least():
 def test_a_worker_whose_gpu_has_failed_goes_to_another_of_the_same_machine_too():
     each = found(job(ailing=(2,)), {A: 1})
     assert (each.leave, places(each)) == ((2,), {A: 2, B: 1})
-    assert "failed GPU of 1 worker on a" in each.reason
+    assert "failed GPU of 1 worker on a" in each.why
     assert places(found(job(ailing=(2,)), {})) == {A: 1, B: 1}
 
 
@@ -80,9 +85,9 @@ def test_a_slow_worker_is_better_than_none_and_its_own_machine_no_better_place()
 
 def test_whoever_came_for_a_slow_worker_is_not_called_slow_itself_but_others_are():
     slow = job(busy_s=(3.0, 1.0, 1.0))
-    assert found(slow, {C: 1}).is_for_speed
+    assert judged(slow, {C: 1})[1]
     assert found(slow, {C: 1}, spared=(2, 3)).leave == (1,)
     assert found(slow, {C: 1}, spared=(1,)) is None
     assert found(slow, {C: 1}, spared=(1, 2, 3)) is None
-    drained = found(slow, {C: 2}, {A}, spared=(1, 2))
-    assert (drained.leave, drained.is_for_speed) == ((1, 2), False)
+    drained, is_for_speed = judged(slow, {C: 2}, {A}, spared=(1, 2))
+    assert (drained.leave, is_for_speed) == ((1, 2), False)

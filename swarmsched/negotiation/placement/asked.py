@@ -11,12 +11,13 @@ from msgspec.structs import replace
 from swarmsched.api import JobSpec, JobState
 from swarmsched.commands import MigrateJob, Refused
 from swarmsched.ids import NodeId
+from swarmsched.negotiation.placement.wish import Wish, cannot_pause
 from swarmsched.policies.base import amount
 from swarmsched.policies.placement import choose, tie_break
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
 from swarmsched.resources import Share, world_size
-from swarmsched.view import JobView
+from swarmsched.view import Allocation, JobView
 
 
 def scaled(spec: JobSpec, ranks: int, ranks_most: int) -> JobSpec:
@@ -25,37 +26,11 @@ def scaled(spec: JobSpec, ranks: int, ranks_most: int) -> JobSpec:
     return JobSpec.from_json(other.to_json())
 
 
-def nearest_size(record: JobRecord) -> int:
-    """The size of its range that is nearest to the one that it has."""
-    spec = record.spec
-    return min(max(spec.ranks, size(record)), max(spec.ranks, spec.ranks_most))
-
-
-def size(record: JobRecord) -> int:
-    """How many ranks train, or are to as soon as they have started."""
-    return len(record.members) or world_size(record.shares)
-
-
-def is_misfit(record: JobRecord) -> bool:
-    """True for a job with ranks that are more or fewer than it is to have."""
-    return bool(record.shares) and nearest_size(record) != size(record)
-
-
 def cannot_scale(record: JobRecord, spec: JobSpec) -> Refused | None:
     """Why a job cannot be given that range now."""
     if record.state in (JobState.STOPPING, JobState.ENDED):
         return Refused("conflict", f"the job is {record.state.value}", "submit it again with that many GPUs")
-    return cannot_pause(record) if is_misfit(replace(record, spec=spec)) else None
-
-
-def cannot_pause(record: JobRecord) -> Refused | None:
-    """Why a job that has a place cannot be sent to another one now."""
-    if record.state is not JobState.RUNNING:
-        return Refused("conflict", f"the job is {record.state.value}", "ask again once it runs")
-    if not record.has_own_checkpoint and not record.spec.elastic:
-        problem = "its present attempt has committed no checkpoint, so that it would begin anew elsewhere"
-        return Refused("conflict", problem, "ask again after its next checkpoint, or cancel it and submit it again")
-    return None
+    return cannot_pause(record) if replace(record, spec=spec).is_misfit else None
 
 
 def waits_for(record: JobRecord) -> str:
@@ -68,14 +43,11 @@ def waits_for(record: JobRecord) -> str:
     return f"is to have {record.spec.size_range}: {why}"
 
 
-UNSTEADY = Refused("conflict", "another change of the job is under way", "ask again in a moment")
-
-
 def no_place(record: JobRecord, wish: MigrateJob) -> str:
     """Why it cannot go there, in a sentence."""
     where = f"on {', '.join(wish.nodes)}" if wish.nodes else "elsewhere"
     apart = f" without {', '.join(wish.avoid)}" if wish.avoid else ""
-    return f"there is no room {where}{apart} for its {amount(size(record), 'rank')} at this moment"
+    return f"there is no room {where}{apart} for its {amount(world_size(record.training), 'rank')} at this moment"
 
 
 def place_elsewhere(
@@ -95,3 +67,10 @@ def place_elsewhere(
     fits = there.fits(job.demand)
     wishes = {"nodes": allowed, "exclude": unwanted, "home": home}
     return choose(fits, there, job.demand, ranks, tie, is_mixed=job.card.mixed_gpus, **wishes)
+
+
+def fitting(record: JobRecord, view: JobView, room: Room) -> Wish | None:
+    """For a job that is to have another size than it has, the nearest of its sizes, if there is a place for it."""
+    place = place_elsewhere(room, view, record.nearest_size)
+    why = f"asked for by hand: {record.spec.size_range} ranks"
+    return Wish(record.job_id, Allocation(place, record.global_batch), why) if place else None
