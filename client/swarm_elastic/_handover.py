@@ -36,7 +36,7 @@ class TrainingState:
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Mapping[str, Stateful]) -> None:
         self._model, self._optimizer, self._parts = model, optimizer, parts
         self._names = {id(each): name for name, each in model.named_parameters()}
-        self._moved = Moved(model)
+        self._moved = Moved(model, [*self._noted().values()])
         self.device = next((each.device for each in self._named().values()), torch.device("cpu"))
 
     def layout(self, extra: object) -> str:
@@ -153,7 +153,7 @@ class TrainingState:
         return Kept(self._optimizer, [*self._parts.values(), *self._noted().values()])
 
     def begin_step(self) -> None:
-        """Note what the passes of a step move: random numbers, and buffers that are small."""
+        """Note what the passes of a step move: random numbers, extra state, and buffers that are small."""
         self._moved.note()
 
     def undo_step(self) -> dict[str, Any]:
@@ -265,7 +265,8 @@ class Kept:
 class Moved:
     """What passes move beside gradients, as it was before a step."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, noted: Sequence[Noted]) -> None:
+        self._noted, self._states = noted, list[Any]()
         self._places = [(module._buffers, name) for module in model.modules() for name in module._buffers]  # noqa: SLF001
         self._held: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
@@ -273,6 +274,7 @@ class Moved:
 
     def note(self) -> None:
         """Before the first pass."""
+        self._states = [copy.deepcopy(each.state_dict()) for each in self._noted]
         self._random, held = random_states(), self._small()
         with torch.no_grad():
             if [id(each) for each in held] != [id(each) for each in self._held]:
@@ -285,6 +287,8 @@ class Moved:
         since = random_states()
         if self._random:
             set_random_states(self._random)
+        for at, state in enumerate(self._states):
+            self._noted[at].load_state_dict(copy.deepcopy(state))
         with torch.no_grad():
             for at, each in enumerate(self._small()[: len(self._copies)]):
                 if each.shape == self._copies[at].shape:
