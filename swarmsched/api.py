@@ -5,17 +5,17 @@ calls it again on what arrives.  All problems of a request are reported together
 and a remedy.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, field
 
 from swarmsched.errors import FieldProblem, JobRejected, ProtocolError
-from swarmsched.estimate import GPU_BATCHES_MOST, BatchRange, GpuBatch, Work
+from swarmsched.estimate import BatchRange, GpuBatch, Work
 from swarmsched.fields import (
     I32,
-    SECONDS_MOST,
     U16,
     U32,
     U53,
@@ -30,33 +30,32 @@ from swarmsched.fields import (
 )
 from swarmsched.ids import NodeId, is_node_name
 from swarmsched.resources import Demand
+from swarmsched.specification import (
+    BATCH_LIMIT,
+    BY_GPU,
+    ENVIRONMENT_BYTES_LIMIT,
+    FIELDS,
+    NODES_LIMIT,
+    SOURCES_LIMIT,
+    VARIABLES_LIMIT,
+    WORDS_LIMIT,
+    SpecField,
+)
 from swarmsched.world import WORKERS_MAX
 
 API_VERSION = "v1"
 DEFAULT_QUEUE = "default"
-QUEUES = (DEFAULT_QUEUE,)
 DEFAULT_GRACE_S = 30.0
 DEFAULT_MAX_RESTARTS = 5
-RESTARTS_LIMIT = 1_000
-PRIORITY_LIMIT = 1_000
-RANKS_LIMIT = 4_096
-BATCH_LIMIT = 2**31
-BATCH_KEYS = ("global_batch", "global_batch_most", "local_batch_least", "local_batch_most")
-BY_GPU = "local_batch_most_by_gpu"
 MODEL_LIMIT = 63  # letters of a part of a GPU's model
 WORK_NEEDED = ("local_batch", "sample_flops", "parameter_bytes")
 WORK_COUNTS = ("local_batch", "optimizer_slots")
 WORK_LIMITS = dict.fromkeys(Work.__struct_fields__, 10**18) | {"local_batch": BATCH_LIMIT, "optimizer_slots": 255}
-ENVIRONMENT_BYTES_LIMIT = 32_768
 COMMAND_BYTES_LIMIT = 32_768
 PROBLEMS_LIMIT = 20  # reported of one request; looking for near words takes its time
 KEY_SHOWN = 80
 NODE_CLOSENESS = 0.7  # of names of nodes, which are alike among themselves
-WORDS_LIMIT = 4_096
-VARIABLES_LIMIT = 1_024
 VARIABLE_NAME_LIMIT = 256
-NODES_LIMIT = 512
-SOURCES_LIMIT = 16
 
 Environment = Annotated[
     Mapping[Annotated[str, Meta(max_length=VARIABLE_NAME_LIMIT)], LongText], Meta(max_length=VARIABLES_LIMIT)
@@ -175,46 +174,23 @@ class JobSpec(Value):
 
     def to_json(self) -> dict[str, Any]:
         """The document that `from_json` reads back to an equal specification."""
-        return {
-            "command": list(self.command),
-            "name": self.name,
-            "user": self.user,
-            "queue": self.queue,
-            "priority": self.priority,
-            "ranks": self.ranks,
-            "ranks_most": self.ranks_most,
-            "global_batch": self.batches.first,
-            "global_batch_most": self.batches.most,
-            "local_batch_least": self.batches.local_least,
-            "local_batch_most": self.batches.local_most,
-            "local_batch_most_by_gpu": {each.gpu: each.most for each in self.batches.by_gpu},
-            "work": self.work and {name: getattr(self.work, name) for name in WORK_LIMITS},
-            "gpus_per_rank": self.demand.gpus,
-            "cpus_per_rank": self.demand.cpus,
-            "memory_bytes_per_rank": self.demand.memory_bytes,
-            "gpu_type": self.demand.gpu_type,
-            "gpu_memory_bytes": self.demand.gpu_memory_bytes,
-            "per_node": self.per_node,
-            "env": dict(self.env),
-            "workdir": self.workdir,
-            "tree": self.tree,
-            "requirements": self.requirements,
-            "venv": self.venv,
-            "time_limit_seconds": self.time_limit_s,
-            "grace_seconds": self.grace_s,
-            "nodes": list(self.nodes),
-            "exclude": list(self.exclude),
-            "on_isolation": self.on_isolation.value,
-            "blob_sources": list(self.blob_sources),
-            "umask": self.umask,
-            "tree_bytes": self.held_bytes,
-            "max_restarts": self.max_restarts,
-            "elastic": self.elastic,
-            "slurm_env": self.slurm_env,
-            "restartable": self.restartable,
-            "deadline_utc_seconds": self.deadline_utc_s,
-            "mixed_gpus": self.mixed_gpus,
-        }
+        return {row.key: _SHOWN.get(row.kind, _same)(at(self)) for row, at in _PLACES}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_PLACES = tuple([(row, attrgetter(row.place)) for row in FIELDS])
+_SHOWN: dict[str, Callable[[Any], Any]] = {
+    "words": list,
+    "nodes": list,
+    "variables": dict,
+    "choice": lambda word: getattr(word, "value", word),
+    "gpu_limits": lambda limits: {each.gpu: each.most for each in limits},
+    "work": lambda work: work and {name: getattr(work, name) for name in WORK_LIMITS},
+}
+"""JSON of a field's value, where it is not the value itself."""
 
 
 def told(spec: JobSpec) -> dict[str, Any]:
@@ -236,8 +212,12 @@ def nearest(word: str, choices: Sequence[str], closeness: float = 0.6) -> str:
     return f"; did you mean {close!r}?" if close else ""
 
 
+class _Wrong(Exception):
+    """A value that a field cannot have: its place, the problem and a remedy."""
+
+
 class _SpecReader:
-    """Reads one specification and gathers problems instead of stopping at the first."""
+    """Reads one specification by the table of its fields, and gathers problems instead of stopping at the first."""
 
     def __init__(self, document: object) -> None:
         self._document: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
@@ -246,168 +226,163 @@ class _SpecReader:
             self._complain("", f"must be an object, not {type(document).__name__}", "send a JSON object")
 
     def read(self) -> JobSpec:
-        known = JobSpec(command=("true",)).to_json()
+        default = JobSpec(command=())
+        known = default.to_json()
         for key in self._document:
             if key not in known:
                 self._complain(
                     str(key), f"unknown key{nearest(str(key), list(known))}", "remove it or correct the spelling"
                 )
-        ranks, ranks_most = self._integer("ranks", 1, RANKS_LIMIT, 1), self._ranks_most()
-        batches = self._batches(ranks, ranks_most)
-        spec = JobSpec(
-            command=self._command(),
-            name=self._text("name", 63),
-            user=self._text("user", 63),
-            queue=self._queue(),
-            priority=self._integer("priority", -PRIORITY_LIMIT, PRIORITY_LIMIT, 0),
-            ranks=ranks,
-            ranks_most=ranks_most,
-            batches=batches,
-            work=self._work(),
-            demand=Demand(
-                gpus=self._integer("gpus_per_rank", 0, 64, 0),
-                cpus=self._integer("cpus_per_rank", 0, 4_096, 0),
-                memory_bytes=self._integer("memory_bytes_per_rank", 0, 2**50, 0),
-                gpu_type=self._text("gpu_type", 63),
-                gpu_memory_bytes=self._integer("gpu_memory_bytes", 0, 2**50, 0),
-                refused_gpus=batches.refused_gpus,
-            ),
-            per_node=self._boolean("per_node"),
-            elastic=self._elastic(),
-            slurm_env=self._slurm_env(),
-            restartable=self._boolean("restartable"),
-            deadline_utc_s=self._number("deadline_utc_seconds", 0.0, SECONDS_MOST, 0.0),
-            mixed_gpus=self._boolean("mixed_gpus"),
-            env=self._environment(),
-            workdir=self._absolute_or_relative("workdir"),
-            tree=self._digest("tree"),
-            requirements=self._digest("requirements"),
-            venv=self._text("venv", 1_024),
-            time_limit_s=self._number("time_limit_seconds", 0.0, 10 * 365 * 86_400.0, 0.0),
-            grace_s=self._number("grace_seconds", 0.0, 86_400.0, DEFAULT_GRACE_S),
-            nodes=self._nodes("nodes", NODES_LIMIT),
-            exclude=self._nodes("exclude", NODES_LIMIT),
-            on_isolation=self._isolation(),
-            blob_sources=self._nodes("blob_sources", SOURCES_LIMIT),
-            umask=self._integer("umask", 0, 0o777, 0o022),
-            held_bytes=self._integer("tree_bytes", 0, 2**50, 0),
-            max_restarts=self._integer("max_restarts", 0, RESTARTS_LIMIT, DEFAULT_MAX_RESTARTS),
-        )
+        read: dict[str, Any] = {"demand": {}, "batches": {}}
+        for row, at in _PLACES:
+            part, _, name = row.place.rpartition(".")
+            try:
+                value = self._READERS[row.kind](self, row, self._document.get(row.key, known[row.key]))
+            except _Wrong as wrong:
+                self._complain(*wrong.args)
+                value = at(default)
+            (read[part] if part else read)[name] = type(at(default))(value) if row.kind == "choice" else value
+        batches = self._batches(read["ranks"], read["ranks_most"], **read["batches"])
+        self._refuse_contradictions(read)
         if self._problems:
             raise JobRejected(self._problems)
-        return spec
+        demand = Demand(**read["demand"], refused_gpus=batches.refused_gpus)
+        return JobSpec(**{**read, "batches": batches, "demand": demand})
 
     def _complain(self, key: str, problem: str, remedy: str) -> None:
         self._problems.append(FieldProblem(f"/{key[:KEY_SHOWN]}" if key else "", problem, remedy))
         if len(self._problems) == PROBLEMS_LIMIT:
             raise JobRejected(self._problems)
 
-    def _command(self) -> tuple[str, ...]:
-        value = self._document.get("command")
+    def _words(self, row: SpecField, value: object) -> tuple[str, ...]:
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-            self._complain("command", "must be a list of at least one word", 'for example ["python", "train.py"]')
-            return ("",)
-        if len(value) > WORDS_LIMIT:
-            self._complain("command", f"has {len(value)} words, more than {WORDS_LIMIT}", "put it in a script")
-            return ("",)
+            raise _Wrong(row.key, "must be a list of at least one word", 'for example ["python", "train.py"]')
+        if len(value) > row.high:
+            raise _Wrong(row.key, f"has {len(value)} words, more than {row.high}", "put it in a script")
         words = []
         for index, word in enumerate(value):
             if not _is_usable(word) or (index == 0 and not word):
-                self._complain(f"command/{index}", f"{_say(word)} is not a usable word", USABLE)
+                self._complain(f"{row.key}/{index}", f"{_say(word)} is not a usable word", USABLE)
             else:
                 words.append(word)
         if sum(len(word.encode()) for word in words) > COMMAND_BYTES_LIMIT:
-            self._complain("command", f"is longer than {COMMAND_BYTES_LIMIT} bytes", "put it in a script and run that")
-        return tuple(words) or ("",)
+            self._complain(row.key, f"is longer than {COMMAND_BYTES_LIMIT} bytes", "put it in a script and run that")
+        return tuple(words)
 
-    def _text(self, key: str, limit: int) -> str:
-        value = self._document.get(key, "")
+    def _text(self, row: SpecField, value: object) -> str:
         if not isinstance(value, str):
-            self._complain(key, f"must be text, not {_say(value)}", "put it in quotes")
-            return ""
-        if len(value) > limit or any(ord(c) < 32 or ord(c) == 127 for c in value):
-            self._complain(key, f"{_say(value)} is too long or has control characters", f"at most {limit} characters")
-            return ""
+            raise _Wrong(row.key, f"must be text, not {_say(value)}", "put it in quotes")
+        if len(value) > row.high or any(ord(c) < 32 or ord(c) == 127 for c in value):
+            problem = f"{_say(value)} is too long or has control characters"
+            raise _Wrong(row.key, problem, f"at most {row.high} characters")
         if not is_text(value):
-            self._complain(key, f"{_say(value)} is not UTF-8", "use text in UTF-8")
-            return ""
+            raise _Wrong(row.key, f"{_say(value)} is not UTF-8", "use text in UTF-8")
         return value
 
-    def _queue(self) -> str:
-        value = self._document.get("queue", DEFAULT_QUEUE)
-        if value not in QUEUES:
-            hint = nearest(value, QUEUES) if isinstance(value, str) else ""
-            self._complain("queue", f"there is no queue {_say(value)}{hint}", f"known queues: {', '.join(QUEUES)}")
-            return DEFAULT_QUEUE
-        return str(value)
+    def _path(self, row: SpecField, value: object) -> str:
+        text = self._text(row, value)
+        if ".." in (text or "").split("/"):
+            raise _Wrong(row.key, f"{_say(value)} climbs out of its folder", "use a path without '..'")
+        return text
 
-    def _integer(self, key: str, low: int, high: int, default: int) -> int:
-        value = self._document.get(key, default)
-        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+    def _queue(self, row: SpecField, value: object) -> str:
+        if value in row.choices:
+            return str(value)
+        hint = nearest(value, row.choices) if isinstance(value, str) else ""
+        raise _Wrong(row.key, f"there is no queue {_say(value)}{hint}", f"known queues: {', '.join(row.choices)}")
+
+    def _choice(self, row: SpecField, value: object) -> str:
+        if value in row.choices:
+            return str(value)
+        raise _Wrong(row.key, f"{_say(value)} is not a {row.metavar.lower()}", " or ".join(row.choices))
+
+    def _whole(self, row: SpecField, value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and row.low <= value <= row.high:
             return value
         problem = "is out of range" if type(value) is int else "is no whole number"
-        self._complain(key, f"{_say(value)} {problem}", f"a whole number from {low} to {high}")
-        return default
+        raise _Wrong(row.key, f"{_say(value)} {problem}", f"a whole number from {row.low} to {row.high}")
 
-    def _ranks_most(self) -> int:
-        most, least = self._integer("ranks_most", 0, RANKS_LIMIT, 0), self._document.get("ranks", 1)
-        if most and isinstance(least, int) and most < least:
-            self._complain("ranks_most", f"{most} is less than the {least} of ranks", "the larger of the two, or 0")
-        return most
+    def _seconds(self, row: SpecField, value: object) -> float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and row.low <= value <= row.high:
+            return float(value)
+        problem = "is out of range" if type(value) in (int, float) else "is no number"
+        remedy = f"a number of seconds from {row.low:g} to {row.high:g}"
+        raise _Wrong(row.key, f"{_say(value)} {problem}", remedy)
 
-    def _batches(self, ranks: int, ranks_most: int) -> BatchRange:
-        """Without a first one nothing is said of batches; of the others those that are left out bind nothing."""
-        given = {key: self._integer(key, 0, BATCH_LIMIT, 0) for key in BATCH_KEYS}
-        first, most, least, local = given.values()
-        by_gpu = self._by_gpu()
-        if not first:
-            for key in [key for key, value in (given | {BY_GPU: by_gpu}).items() if value][:1]:
-                self._complain(key, "says nothing without a global_batch", "name a global_batch, or leave this out")
-            return BatchRange()
-        if by_gpu and not local:
-            self._complain(
-                "local_batch_most", f"is missing beside {BY_GPU}", "the limit on GPUs that are not named there"
-            )
-        batches = BatchRange(first, most or first, least or 1, local or most or first, by_gpu)
-        for key, problem, remedy in _batch_problems(batches, ranks, ranks_most):
-            self._complain(key, problem, remedy)
-        return batches
+    def _flag(self, row: SpecField, value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        raise _Wrong(row.key, f"{_say(value)} is not true or false", "use true or false")
 
-    def _by_gpu(self) -> tuple[GpuBatch, ...]:
-        """Limits of local batches by parts of the names of GPUs' models, which need not be there yet."""
-        value = self._document.get(BY_GPU, {})
+    def _variables(self, row: SpecField, value: object) -> dict[str, str]:
         if not isinstance(value, Mapping):
-            self._complain(BY_GPU, f"must be an object, not {_say(value)}", 'for example {"a100": 128, "t4": 16}')
-            return ()
-        if len(value) > GPU_BATCHES_MOST:
-            self._complain(
-                BY_GPU, f"names {len(value)} models, more than {GPU_BATCHES_MOST}", "name parts that they share"
-            )
-            return ()
+            raise _Wrong(row.key, "must be an object of names and values", 'for example {"SEED": "1"}')
+        if len(value) > row.high:
+            raise _Wrong(row.key, f"has {len(value)} variables, more than {row.high}", "put them in a file")
+        result: dict[str, str] = {}
+        for name, text in value.items():
+            if not _is_usable(name) or not name or "=" in name or len(name) > VARIABLE_NAME_LIMIT:
+                remedy = f"use letters, digits and '_', at most {VARIABLE_NAME_LIMIT}"
+                self._complain(row.key, f"{_say(name)} cannot name a variable", remedy)
+            elif not _is_usable(text):
+                self._complain(f"{row.key}/{_escaped(name)}", f"{_say(text)} is not a usable value", USABLE)
+            else:
+                result[name] = text
+        if sum(len(n.encode()) + len(v.encode()) + 2 for n, v in result.items()) > ENVIRONMENT_BYTES_LIMIT:
+            problem = f"is larger than {ENVIRONMENT_BYTES_LIMIT} bytes"
+            self._complain(row.key, problem, "ship a file of them, and read it there")
+        return result
+
+    def _digest(self, row: SpecField, value: object) -> str:
+        is_hex = isinstance(value, str) and len(value) == row.high and set(value) <= set("0123456789abcdef")
+        if value == "" or is_hex:
+            return str(value)
+        remedy = f"{row.high} lower-case hexadecimal digits"
+        raise _Wrong(row.key, f"{_say(value)} is not a SHA-256 digest", remedy)
+
+    def _nodes(self, row: SpecField, value: object) -> tuple[NodeId, ...]:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise _Wrong(row.key, "must be a list of node names", 'for example ["gpu1", "gpu2"]')
+        if len(value) > row.high:
+            raise _Wrong(row.key, f"names {len(value)} nodes, more than {row.high}", f"at most {row.high}")
+        for index, name in enumerate(value):
+            place = f"{row.key}/{index}"
+            if not isinstance(name, str) or not is_node_name(name):
+                raise _Wrong(place, f"{_say(name)} is not a node name", "letters, digits, '-', '_' and '.'")
+            if name in value[:index]:
+                raise _Wrong(place, f"{name} is named twice", "name each node once")
+        return tuple(NodeId(name) for name in value)
+
+    def _gpu_limits(self, row: SpecField, value: object) -> tuple[GpuBatch, ...]:
+        """Limits of local batches by parts of the names of GPUs' models, which need not be there yet."""
+        if not isinstance(value, Mapping):
+            raise _Wrong(row.key, f"must be an object, not {_say(value)}", 'for example {"a100": 128, "t4": 16}')
+        if len(value) > row.high:
+            problem = f"names {len(value)} models, more than {row.high}"
+            raise _Wrong(row.key, problem, "name parts that they share")
         limits = []
         for name, most in value.items():
             if not _is_usable(name) or not name.isprintable() or not 0 < len(name.strip()) <= len(name) <= MODEL_LIMIT:
-                self._complain(BY_GPU, f"{_say(name)} is no part of a model's name", 'such as "a100"')
+                self._complain(row.key, f"{_say(name)} is no part of a model's name", 'such as "a100"')
             elif not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= BATCH_LIMIT:
                 remedy = f"a whole number from 1 to {BATCH_LIMIT}"
-                self._complain(f"{BY_GPU}/{_escaped(name)}", f"{_say(most)} is no number of samples", remedy)
+                self._complain(f"{row.key}/{_escaped(name)}", f"{_say(most)} is no number of samples", remedy)
             else:
                 limits.append(GpuBatch(name, most))
         return tuple(limits)
 
-    def _work(self) -> Work | None:
+    def _work(self, row: SpecField, value: object) -> Work | None:
         """Bytes and operations of a model; without `moved_bytes` all its parameters are moved in a step."""
-        value = self._document.get("work")
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            self._complain("work", f"must be an object, not {_say(value)}", f"name {', '.join(WORK_NEEDED)} at least")
-            return None
+            remedy = f"name {', '.join(WORK_NEEDED)} at least"
+            raise _Wrong(row.key, f"must be an object, not {_say(value)}", remedy)
         known = len(self._problems)
         for name in (*[each for each in WORK_NEEDED if each not in value], *value):
             if problem := _figure_problem(name, value.get(name)):
                 remedy = "count it (swarm_elastic.model_work.describe)" if name in WORK_LIMITS else "remove it"
-                self._complain(f"work/{_escaped(str(name))}", problem, remedy)
+                self._complain(f"{row.key}/{_escaped(str(name))}", problem, remedy)
         if len(self._problems) > known:
             return None
         figures: dict[str, Any] = {name: float(number) for name, number in value.items()}
@@ -415,99 +390,61 @@ class _SpecReader:
         counts = {name: int(figures.get(name, 0)) for name in WORK_COUNTS}
         return Work(**{**figures, **counts})
 
-    def _number(self, key: str, low: float, high: float, default: float) -> float:
-        value = self._document.get(key, default)
-        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
-            return float(value)
-        problem = "is out of range" if type(value) in (int, float) else "is no number"
-        self._complain(key, f"{_say(value)} {problem}", f"a number of seconds from {low:g} to {high:g}")
-        return default
+    _READERS: ClassVar[dict[str, Callable[["_SpecReader", SpecField, Any], Any]]] = {
+        "words": _words,
+        "text": _text,
+        "path": _path,
+        "queue": _queue,
+        "choice": _choice,
+        "whole": _whole,
+        "bytes": _whole,
+        "seconds": _seconds,
+        "moment": _seconds,
+        "flag": _flag,
+        "variables": _variables,
+        "digest": _digest,
+        "nodes": _nodes,
+        "gpu_limits": _gpu_limits,
+        "work": _work,
+    }
+    """By the kind of a field."""
 
-    def _boolean(self, key: str) -> bool:
-        value = self._document.get(key, False)
-        if not isinstance(value, bool):
-            self._complain(key, f"{_say(value)} is not true or false", "use true or false")
-            return False
-        return value
+    def _batches(
+        self, ranks: int, ranks_most: int, *, first: int, most: int, local_least: int, local_most: int,
+        by_gpu: tuple[GpuBatch, ...],
+    ) -> BatchRange:  # fmt: skip
+        """Without a first one nothing is said of batches; of the others those that are left out bind nothing."""
+        others = (("most", most), ("local_least", local_least), ("local_most", local_most), ("by_gpu", by_gpu))
+        if not first:
+            for name in [name for name, value in others if value][:1]:
+                key = next(row.key for row in FIELDS if row.place == f"batches.{name}")
+                self._complain(key, "says nothing without a global_batch", "name a global_batch, or leave this out")
+            return BatchRange()
+        if by_gpu and not local_most:
+            self._complain(
+                "local_batch_most", f"is missing beside {BY_GPU}", "the limit on GPUs that are not named there"
+            )
+        batches = BatchRange(first, most or first, local_least or 1, local_most or most or first, by_gpu)
+        for key, problem, remedy in _batch_problems(batches, ranks, ranks_most):
+            self._complain(key, problem, remedy)
+        return batches
 
-    def _elastic(self) -> bool:
-        is_elastic, most = self._boolean("elastic"), self._document.get("ranks_most") or self._document.get("ranks", 1)
-        if is_elastic and self._document.get("per_node"):
+    def _refuse_contradictions(self, read: Mapping[str, Any]) -> None:
+        """What was asked counts, also where it is out of range."""
+        asked, most = self._document, read["ranks_most"]
+        least = asked.get("ranks", 1)
+        if most and isinstance(least, int) and most < least:
+            self._complain("ranks_most", f"{most} is less than the {least} of ranks", "the larger of the two, or 0")
+        if read["elastic"] and asked.get("per_node"):
             remedy = "leave one of the two out: each rank of such a job is a worker of its own"
             self._complain("elastic", "cannot be had with per_node", remedy)
-        if is_elastic and isinstance(most, int) and most > WORKERS_MAX:
-            self._complain("elastic", f"{most} ranks are more than {WORKERS_MAX}", "take fewer, or leave elastic out")
-        return is_elastic
-
-    def _slurm_env(self) -> bool:
-        is_wanted = self._boolean("slurm_env")
-        if is_wanted and self._document.get("elastic"):
-            self._complain("slurm_env", "cannot be had with elastic", "leave one of the two out: ranks change there")
-        return is_wanted
-
-    def _environment(self) -> dict[str, str]:
-        value = self._document.get("env", {})
-        if not isinstance(value, Mapping):
-            self._complain("env", "must be an object of names and values", 'for example {"SEED": "1"}')
-            return {}
-        if len(value) > VARIABLES_LIMIT:
-            self._complain("env", f"has {len(value)} variables, more than {VARIABLES_LIMIT}", "put them in a file")
-            return {}
-        result: dict[str, str] = {}
-        for name, text in value.items():
-            if not _is_usable(name) or not name or "=" in name or len(name) > VARIABLE_NAME_LIMIT:
-                remedy = f"use letters, digits and '_', at most {VARIABLE_NAME_LIMIT}"
-                self._complain("env", f"{_say(name)} cannot name a variable", remedy)
-            elif not _is_usable(text):
-                self._complain(f"env/{_escaped(name)}", f"{_say(text)} is not a usable value", USABLE)
-            else:
-                result[name] = text
-        if sum(len(n.encode()) + len(v.encode()) + 2 for n, v in result.items()) > ENVIRONMENT_BYTES_LIMIT:
+        largest = asked.get("ranks_most") or least
+        if read["elastic"] and isinstance(largest, int) and largest > WORKERS_MAX:
             self._complain(
-                "env", f"is larger than {ENVIRONMENT_BYTES_LIMIT} bytes", "ship a file of them, and read it there"
+                "elastic", f"{largest} ranks are more than {WORKERS_MAX}", "take fewer, or leave elastic out"
             )
-        return result
-
-    def _absolute_or_relative(self, key: str) -> str:
-        value = self._text(key, 1_024)
-        if ".." in value.split("/"):
-            self._complain(key, f"{_say(value)} climbs out of its folder", "use a path without '..'")
-            return ""
-        return value
-
-    def _digest(self, key: str) -> str:
-        value = self._document.get(key, "")
-        is_hex = isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
-        if value != "" and not is_hex:
-            self._complain(key, f"{_say(value)} is not a SHA-256 digest", "64 lower-case hexadecimal digits")
-            return ""
-        return str(value)
-
-    def _nodes(self, key: str, limit: int) -> tuple[NodeId, ...]:
-        value = self._document.get(key, [])
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            self._complain(key, "must be a list of node names", 'for example ["gpu1", "gpu2"]')
-            return ()
-        if len(value) > limit:
-            self._complain(key, f"names {len(value)} nodes, more than {limit}", f"at most {limit}")
-            return ()
-        for index, name in enumerate(value):
-            if not isinstance(name, str) or not is_node_name(name):
-                self._complain(
-                    f"{key}/{index}", f"{_say(name)} is not a node name", "letters, digits, '-', '_' and '.'"
-                )
-                return ()
-            if name in value[:index]:
-                self._complain(f"{key}/{index}", f"{name} is named twice", "name each node once")
-                return ()
-        return tuple(NodeId(name) for name in value)
-
-    def _isolation(self) -> Isolation:
-        value = self._document.get("on_isolation", Isolation.PAUSE.value)
-        if value not in [each.value for each in Isolation]:
-            self._complain("on_isolation", f"{_say(value)} is not a policy", "pause or continue")
-            return Isolation.PAUSE
-        return Isolation(value)
+        if read["slurm_env"] and asked.get("elastic"):
+            self._complain("slurm_env", "cannot be had with elastic", "leave one of the two out: ranks change there")
 
 
 def _batch_problems(batches: BatchRange, ranks: int, ranks_most: int) -> Iterator[tuple[str, str, str]]:

@@ -12,6 +12,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from swarmsched.fields import U8, U16, U32, Amount, Name, Value
+from swarmsched.specification import GPU_BATCHES_MOST
 
 POINTS_LIMIT = 16_384
 ROWS_LIMIT = 64
@@ -41,9 +42,6 @@ class GpuBatch(Value):
 
     gpu: Name
     most: U32
-
-
-GPU_BATCHES_MOST = 8
 
 
 class BatchRange(Value):

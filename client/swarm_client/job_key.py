@@ -1,4 +1,7 @@
-"""What can be said about a job: the keys of job files and of `[job]` tables, each with its option and its reader."""
+"""What can be said about a job: the keys of job files and of `[job]` tables, each with its option and its reader.
+
+A plain key comes from the table of a job's fields.  What stands here sets several fields at once, or none.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ from collections.abc import Callable, Mapping
 
 from swarm_client.options import Option
 from swarm_client.quantity import deadline, duration, number, size, whole
+from swarmsched.specification import BATCH_LIMIT, FIELDS, RANKS_LIMIT, WORK_EXAMPLE, SpecField
 
-GPUS_MOST = 4_096
-BATCH_MOST = 2**31
 LOCAL_BATCH_EXAMPLE = "8:64,a100=128,t4=16"
-WORK_EXAMPLE = "local_batch=32,sample_flops=8.2e9,parameter_bytes=97M"
 
 
 def _gres(text: str) -> dict[str, object]:
@@ -34,11 +35,11 @@ def _name(text: str) -> str:
 def _gpus(text: str) -> int | str:
     """A number, or MIN:MAX as it is."""
     if ":" not in text:
-        return whole(0, GPUS_MOST)(text)
+        return whole(0, RANKS_LIMIT)(text)
     kind, _, count = text.partition(":")
     if kind[:1].isalpha():
         raise ValueError(f"must be N or MIN:MAX; a type is given apart, as in -g {count or 1} --gpu-type {kind}")
-    return _range(text, GPUS_MOST, ("MIN", "MAX"), "2:8")
+    return _range(text, RANKS_LIMIT, ("MIN", "MAX"), "2:8")
 
 
 def gpu_range(text: str) -> tuple[int, int]:
@@ -51,7 +52,7 @@ def gpu_range(text: str) -> tuple[int, int]:
 
 def _batch(text: str) -> str:
     """N, or N:MAX, as it is."""
-    return _range(text, BATCH_MOST, ("N", "MAX"), "128:4096")
+    return _range(text, BATCH_LIMIT, ("N", "MAX"), "128:4096")
 
 
 def _local_batch(text: str) -> str:
@@ -59,7 +60,7 @@ def _local_batch(text: str) -> str:
     plain, *others = [part.strip() for part in text.split(",")]
     if "=" in plain:
         raise ValueError(f"begins with {plain!r}; begin with the limit on all other GPUs, as in {LOCAL_BATCH_EXAMPLE}")
-    _range(plain, BATCH_MOST, ("MIN", "MAX") if ":" in plain else ("MAX",), "8:32")
+    _range(plain, BATCH_LIMIT, ("MIN", "MAX") if ":" in plain else ("MAX",), "8:32")
     named = set[str]()
     for part in others:
         gpu, equals, most = (piece.strip() for piece in part.partition("="))
@@ -69,7 +70,7 @@ def _local_batch(text: str) -> str:
             raise ValueError(f"{gpu} is named twice; name each part of a model once")
         named.add(gpu.lower())
         try:
-            whole(1, BATCH_MOST)(most)
+            whole(1, BATCH_LIMIT)(most)
         except ValueError as error:
             raise ValueError(f"MAX {most!r} of {gpu} {error}, as in {LOCAL_BATCH_EXAMPLE}") from None
     return text
@@ -112,135 +113,58 @@ def _work(text: str) -> dict[str, float]:
     return figures
 
 
-class JobKey(Option):
-    """One key, and the option that sets it; `kinds` are the types that a file may use instead of text."""
-
-    __slots__ = ("kinds",)
-
-    def __init__(
-        self,
-        name: str,
-        names: str,
-        metavar: str,
-        summary: str,
-        read: Callable[[str], object] | None = None,
-        *,
-        kinds: tuple[type, ...] = (str,),
-        repeats: bool = False,
-        choices: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(names, summary, metavar, key=name, read=read, repeats=repeats, choices=choices)
-        self.kinds = kinds
+_WAYS: dict[str, tuple[Callable[[str], object] | None, tuple[type, ...]]] = {
+    "bytes": (size, (str, int)),
+    "seconds": (duration, (str, int, float)),
+    "moment": (deadline, (str,)),
+    "variables": (None, (dict,)),
+    "nodes": (None, (list, str)),
+    "work": (_work, (str, dict)),
+}
+"""By the kind of a field: what reads it, and the types that a file may have; of all others text is taken as it is."""
 
 
-_NUMBER = (int,)
+def _options(row: SpecField) -> list[Option]:
+    """The options of a field."""
+    if row.kind == "flag":
+        off = [Option(f"--no-{row.option[2:]}", row.off, key=row.by, value=False)] if row.off else []
+        return [Option(row.option, row.text), *off]
+    read, kinds = _WAYS.get(row.kind, (_name if row.key == "name" else None, (str,)))
+    if row.kind == "whole":
+        read, kinds = whole(row.low, row.high), (int,)
+    repeats, choices = row.kind in ("variables", "nodes"), row.choices if row.kind == "choice" else ()
+    return [Option(row.option, row.text, row.metavar, read=read, kinds=kinds, repeats=repeats, choices=choices)]
 
-KEYS: tuple[JobKey, ...] = (
-    JobKey(
-        "gpus",
-        "-g --gpus",
-        "N",
-        "GPUs in all: N ranks with one GPU each; MIN:MAX: as many as pay",
-        _gpus,
-        kinds=(str, int),
-    ),
-    JobKey("name", "-n -J --name --job-name", "NAME", "a name to find the job by", _name),
-    JobKey(
-        "time",
-        "-t --time",
-        "TIME",
-        "limit of the job, from its start: 30s, 10m, 2h or HH:MM:SS; a bare number is seconds",
-        duration,
-        kinds=(str, int, float),
-    ),
-    JobKey(
-        "deadline",
-        "--deadline",
-        "TIME",
-        "when it should have ended: 2h from now, 17:30 or 2026-01-31T17:30+01:00; it is not stopped then",
-        deadline,
-    ),
-    JobKey("env", "-e --env", "K=V", "set a variable; K alone copies yours (repeatable)", repeats=True, kinds=(dict,)),
-    JobKey("env_file", "--env-file", "FILE", "read variables from a file of K=V lines"),
-    JobKey("workdir", "-w --workdir", "PATH", "folder to run in (default: here)"),
-    JobKey("venv", "--venv", "PATH", "Python environment on the nodes to run in"),
-    JobKey(
-        "requirements",
-        "--requirements",
-        "FILE",
-        "build a Python environment from this requirements.txt or pyproject.toml",
-    ),
-    JobKey(
-        "include",
-        "--include",
-        "PATTERN",
-        "ship this as well, although git ignores it: data/, '*.pt' (repeatable)",
-        repeats=True,
-        kinds=(list, str),
-    ),
-    JobKey("ranks", "--ranks", "N", "processes to start, for CPU jobs or other shapes", whole(1, 4_096), kinds=_NUMBER),
-    JobKey("gpus_per_rank", "--gpus-per-rank", "N", "GPUs of each rank (default 1)", whole(0, 64), kinds=_NUMBER),
-    JobKey("cpus", "-c --cpus", "N", "cores for each rank", whole(0, 4_096), kinds=_NUMBER),
-    JobKey("mem", "--mem", "SIZE", "memory for each rank, for example 16G", size, kinds=(str, int)),
-    JobKey("gpu_type", "--gpu-type", "TEXT", "part of the model's name, for example H200"),
-    JobKey("gpu_mem", "--gpu-mem", "SIZE", "least memory of each GPU", size, kinds=(str, int)),
-    JobKey("priority", "-p --priority", "N", "larger goes first (-1000 to 1000)", whole(-1_000, 1_000), kinds=_NUMBER),
-    JobKey("queue", "--queue", "NAME", "queue to wait in"),
-    JobKey(
-        "node",
-        "--node",
-        "NAMES",
-        "run on these nodes only, comma separated (repeatable)",
-        repeats=True,
-        kinds=(list, str),
-    ),
-    JobKey("exclude", "--exclude", "NAMES", "never run on these nodes (repeatable)", repeats=True, kinds=(list, str)),
-    JobKey(
-        "grace", "--grace", "TIME", "time between SIGTERM and SIGKILL (default 30s)", duration, kinds=(str, int, float)
-    ),
-    JobKey(
-        "max_restarts",
-        "--max-restarts",
-        "N",
-        "times to run it again after a node was lost (default 5)",
-        whole(0, 1_000),
-        kinds=_NUMBER,
-    ),
-    JobKey(
-        "on_isolation",
-        "--on-isolation",
-        "POLICY",
-        "when a node is cut off: pause its ranks (default), or continue",
-        choices=("pause", "continue"),
-    ),
-    JobKey(
-        "batch",
-        "--batch",
-        "N:MAX",
-        "global batch to begin with, and the largest that the swarm may choose",
-        _batch,
-        kinds=(str, int),
-    ),
-    JobKey(
-        "local_batch",
-        "--local-batch",
-        "MIN:MAX[,GPU=MAX]",
-        "samples of one rank at once (default 1:MAX of --batch), and another MAX by part of a GPU's model",
-        _local_batch,
-        kinds=(str, int),
-    ),
-    JobKey(
-        "work",
-        "--work",
-        "FIGURES",
-        f"what the model computes and moves, for the policy dike: {WORK_EXAMPLE}",
-        _work,
-        kinds=(str, dict),
-    ),
+
+# fmt: off
+OWN = (
+    Option("-g --gpus", "GPUs in all: N ranks with one GPU each; MIN:MAX: as many as pay", "N", read=_gpus,
+           kinds=(str, int)),
+    Option("--env-file", "read variables from a file of K=V lines", "FILE", kinds=(str,)),
+    Option("--include", "ship this as well, although git ignores it: data/, '*.pt' (repeatable)", "PATTERN",
+           repeats=True, kinds=(list, str)),
+    Option("--batch", "global batch to begin with, and the largest that the swarm may choose", "N:MAX", read=_batch,
+           kinds=(str, int)),
+    Option("--local-batch",
+           "samples of one rank at once (default 1:MAX of --batch), and another MAX by part of a GPU's model",
+           "MIN:MAX[,GPU=MAX]", read=_local_batch, kinds=(str, int)),
+    Option("--sync", "ship the working directory", key="sync"),
+    Option("--no-sync", "use the same path on the nodes", key="sync", value=False),
 )
-
-BY_NAME = {key.key: key for key in KEYS}
-FLAGS = ("sync", "per_node", "elastic", "slurm_env", "restartable", "mixed_gpus")
+# fmt: on
+"""Options that set several fields at once, or none."""
+_HELP_ORDER = (
+    "gpus name time deadline env env_file workdir venv requirements include ranks gpus_per_rank cpus mem gpu_type "
+    "gpu_mem priority queue node exclude grace max_restarts on_isolation batch local_batch work "
+    "sync per_node elastic restartable mixed_gpus slurm_env"
+)
+"""What is asked for most goes first, what is not named here last."""
+_ASKED = sorted(
+    (*OWN, *(option for row in FIELDS if row.option for option in _options(row))),
+    key=lambda option: f" {_HELP_ORDER} {option.key} ".index(f" {option.key} "),
+)
+BY_NAME = {option.key: option for option in _ASKED if option.kinds}
+FLAGS = ("sync", *(row.by for row in FIELDS if row.kind == "flag"))
 FILE_ONLY = ("command", *FLAGS)
 NAMES = (*BY_NAME, *FILE_ONLY)
 
@@ -258,22 +182,7 @@ LATER = {
 }
 
 OPTIONS: tuple[Option, ...] = (
-    *KEYS,
-    Option("--sync", "ship the working directory", key="sync"),
-    Option("--no-sync", "use the same path on the nodes", key="sync", value=False),
-    Option("--per-node", "one process for each node, which is given all its GPUs (torchrun)", key="per_node"),
-    Option("--elastic", "the script imports swarm_elastic: ranks come and go while it trains", key="elastic"),
-    Option(
-        "--restartable", "may be stopped for other jobs, and begun again even without a checkpoint", key="restartable"
-    ),
-    Option(
-        "--no-restartable",
-        "is never stopped without a checkpoint, whatever the default",
-        key="restartable",
-        value=False,
-    ),
-    Option("--mixed-gpus", "its ranks may be on GPUs of several models at once", key="mixed_gpus"),
-    Option("--slurm-env", "set SLURM_PROCID, SLURM_NTASKS and others, for scripts written for Slurm", key="slurm_env"),
+    *_ASKED,
     Option("-f --file", "job file, TOML or YAML", "FILE", once=True),
     Option("--dry-run", "check the request and say what would happen"),
     Option("-y --yes", "do not ask", hidden=True),

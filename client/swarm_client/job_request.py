@@ -1,7 +1,7 @@
 """Makes the specification of a job from options, variables, job file and configuration.
 
-The keys are those of `swarmsched.api.JobSpec`, which the agent checks; importing that class here would cost more than
-the rest of `swarm run` together, so only what has to be understood on this side is checked here.
+The keys are those of the table of fields, which the agent checks by `swarmsched.api.JobSpec`.  Importing that class
+here would cost more than the rest of `swarm run` together: only what has to be understood on this side is checked.
 """
 
 # Importing pathlib costs a tenth of what `swarm ps` may take.
@@ -19,8 +19,7 @@ from swarm_client.config import Config, job_table, read_toml
 from swarm_client.failure import UsageError
 from swarm_client.options import Arguments
 from swarm_client.quantity import show_bytes, show_count
-
-ENVIRONMENT_BYTES_LIMIT = 32_768  # of a job's variables, which travel in its record
+from swarmsched.specification import BY_GPU, ENVIRONMENT_BYTES_LIMIT, FIELDS
 
 
 class JobRequest:
@@ -95,12 +94,10 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     if most:
         spec["ranks_most"] = _shape(values | {"gpus": int(most)})[0]
     spec |= _batches(values)
-    for key, name in _PLAIN.items():
-        if key in values:
-            spec[name] = values[key]
-    for key, name in (("node", "nodes"), ("exclude", "exclude")):
-        if key in values:
-            spec[name] = [part.strip() for text in values[key] for part in text.split(",") if part.strip()]
+    for row in FIELDS:
+        is_file_here = row.kind in ("path", "digest")
+        if row.option and row.by in values and row.key not in spec and not is_file_here:
+            spec[row.key] = _names(values[row.by]) if row.kind == "nodes" else values[row.by]
     if values.get("venv"):
         spec["venv"] = os.path.normpath(os.path.join(cwd, os.path.expanduser(values["venv"])))
     requirements = values.get("requirements", "")
@@ -115,14 +112,20 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
 
 
 def _batches(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of global and local batches."""
-    ranges = {key: str(values.get(key, "")) for key in _RANGES}
+    """What is said of global and local batches; of the latter a single number is the most."""
+    ranges = {key: str(values.get(key, "")) for key in ("batch", "local_batch")}
     ranges["local_batch"], by_gpu = job_key.local_limits(ranges["local_batch"])
-    found: dict[str, Any] = {"local_batch_most_by_gpu": by_gpu} if by_gpu else {}
-    for key, names in _RANGES.items():
-        parts = [int(part) for part in ranges[key].split(":") if part]
-        found |= dict(zip(names[-len(parts) :] if parts and key == "local_batch" else names, parts, strict=False))
+    found: dict[str, Any] = {BY_GPU: by_gpu} if by_gpu else {}
+    for key, text in ranges.items():
+        names = [row.key for row in FIELDS if row.by == key and row.kind == "whole"]  # the least or first, the most
+        parts = [int(part) for part in text.split(":") if part]
+        found |= dict(zip(names[-1:] if len(parts) == 1 and key == "local_batch" else names, parts, strict=False))
     return found
+
+
+def _names(texts: Sequence[str]) -> list[str]:
+    """Names out of texts with commas."""
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
 def _refuse_contradictions(values: Mapping[str, Any]) -> None:
@@ -150,49 +153,16 @@ def refuse_unreadable(spec: Mapping[str, Any]) -> None:
                 raise UsageError(f"{key}: {text!r} is not UTF-8", remedy) from None
 
 
-_RANGES = {
-    "batch": ("global_batch", "global_batch_most"),
-    "local_batch": ("local_batch_least", "local_batch_most"),  # a single number is the most
-}
-_PLAIN = {
-    "queue": "queue",
-    "work": "work",
-    "priority": "priority",
-    "cpus": "cpus_per_rank",
-    "mem": "memory_bytes_per_rank",
-    "gpu_type": "gpu_type",
-    "gpu_mem": "gpu_memory_bytes",
-    "per_node": "per_node",
-    "elastic": "elastic",
-    "slurm_env": "slurm_env",
-    "restartable": "restartable",
-    "mixed_gpus": "mixed_gpus",
-    "deadline": "deadline_utc_seconds",
-    "time": "time_limit_seconds",
-    "grace": "grace_seconds",
-    "on_isolation": "on_isolation",
-    "max_restarts": "max_restarts",
-}
-_KEYS = {
-    **{name: key for key, name in _PLAIN.items()},
-    **{name: key for key, names in _RANGES.items() for name in names},
-    **{key: key for key in ("name", "ranks", "gpus_per_rank", "exclude", "env", "workdir", "venv", "requirements")},
-    "ranks_most": "gpus",
-    "nodes": "node",
-    "local_batch_most_by_gpu": "local_batch",
-}
-"""Of specifications, by the keys that options and job files have for them."""
-
-
 def option_of(place: str) -> str:
     """What sets the place of a specification that an agent found fault with: `--node`, `--env SEED`.
 
     A place in a list is told by its value; what no option sets is named as it is.
     """
     name, _, inner = place.partition("/")
-    if name not in _KEYS:
+    key = next((row.by for row in FIELDS if row.key == name), "")
+    if not key:
         return place.replace("/", ".")
-    option = f"--{_KEYS[name].replace('_', '-')}"
+    option = f"--{key.replace('_', '-')}"
     return option if not inner or inner.isdecimal() else f"{option} {inner}"
 
 

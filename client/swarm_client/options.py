@@ -17,10 +17,12 @@ class Option:
 
     `read` turns the text into a value and raises `ValueError` with "must be ..." for a bad one.  `repeats` gathers a
     list; `once` refuses a second one, which would not be seen.  `later` refuses the option, which belongs to a later
-    version; its summary is then the remedy.
+    version; its summary is then the remedy.  `kinds` are the types of its value in a job file, where that has one.
     """
 
-    __slots__ = ("choices", "hidden", "key", "later", "metavar", "names", "once", "read", "repeats", "summary", "value")
+    __slots__ = (
+        "choices", "hidden", "key", "kinds", "later", "metavar", "names", "once", "read", "repeats", "summary", "value",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -36,13 +38,14 @@ class Option:
         later: bool = False,
         hidden: bool = False,
         once: bool = False,
+        kinds: tuple[type, ...] = (),
     ) -> None:
         self.names = tuple(names.split())
         long = next((name for name in self.names if name.startswith("--")), self.names[0])
         self.key = key or long.lstrip("-").replace("-", "_")
         self.summary, self.metavar, self.read = summary, metavar, read
         self.choices, self.repeats, self.value, self.later, self.hidden = tuple(choices), repeats, value, later, hidden
-        self.once = once
+        self.once, self.kinds = once, kinds
 
     def convert(self, spelling: str, text: str) -> object:
         """The value of `text`, or a usage error that names option, value and remedy."""

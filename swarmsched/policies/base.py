@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from swarmsched.api import PRIORITY_LIMIT, JobState
+from swarmsched.api import JobState
 from swarmsched.card import RankKey
 from swarmsched.estimate import batches_of
 from swarmsched.ids import handle
 from swarmsched.resources import Demand, Share
+from swarmsched.specification import PRIORITY_LIMIT
 from swarmsched.view import Allocation, Change, Decision, JobView, Order
 
 NAMED_JOBS_LIMIT = 3

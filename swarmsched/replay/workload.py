@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from swarmsched.api import BATCH_LIMIT, PRIORITY_LIMIT
 from swarmsched.card import NAME_LENGTH
 from swarmsched.replay.table import SECONDS_MOST, Row, rows, shown
+from swarmsched.specification import BATCH_LIMIT, PRIORITY_LIMIT
 
 JOBS = ("job_id", "submit_time_s", "num_gpus")
 """Columns that a table of jobs must have."""

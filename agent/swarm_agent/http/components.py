@@ -27,8 +27,9 @@ from swarm_agent.http.schema import (
     ref,
 )
 from swarm_agent.http.spec_schema import asked_spec, shown_spec
-from swarmsched.api import NODES_LIMIT, RANKS_LIMIT, JobState
+from swarmsched.api import JobState
 from swarmsched.holders import HOLDERS_MAX
+from swarmsched.specification import NODES_LIMIT, RANKS_LIMIT
 from swarmsched.view import Elasticity
 
 WEAKEST_KEYS = ("id", "handle", "survives_deaths", "has_majority")

@@ -28,7 +28,7 @@ from swarm_agent.http.views import card_document, job_document_now, listing, why
 from swarm_agent.http.watch import JobWatch
 from swarm_agent.http.when import rfc3339
 from swarmsched import ids
-from swarmsched.api import API_VERSION, NODE_CLOSENESS, NODES_LIMIT, RANKS_LIMIT, JobState, nearest
+from swarmsched.api import API_VERSION, NODE_CLOSENESS, JobState, nearest
 from swarmsched.commands import (
     CancelJob,
     Command,
@@ -42,6 +42,7 @@ from swarmsched.commands import (
 from swarmsched.holders import majority
 from swarmsched.ids import JobId, NodeId, is_job_id
 from swarmsched.record import JobRecord
+from swarmsched.specification import NODES_LIMIT, RANKS_LIMIT
 from swarmsched.view import JobView
 
 FAILOVER_S = 21.0  # a new shepherd acts within 20 s of the death of the old one; clients are promised a word in 25 s

@@ -1,36 +1,10 @@
-"""JSON Schema of the specification of a job: limits are those of the types that store it, and of its reader.
+"""JSON Schema of the specification of a job, made from the table of its fields."""
 
-A few numbers are refused below what is documented here, where the reader alone knows the limit (64 GPUs a rank).
-"""
+from swarm_agent.http.schema import FLAG, NUMBER, TEXT, Schema, array, at_most, between, choice, maybe, record
+from swarmsched.api import VARIABLE_NAME_LIMIT, WORK_COUNTS, WORK_LIMITS, WORK_NEEDED
+from swarmsched.fields import LONG_TEXT_LIMIT
+from swarmsched.specification import BATCH_LIMIT, FIELDS, SpecField
 
-from typing import get_type_hints
-
-import msgspec
-
-from swarm_agent.http.schema import FLAG, NUMBER, TEXT, Schema, array, between, choice, maybe, record
-from swarmsched.api import (
-    BATCH_KEYS,
-    BATCH_LIMIT,
-    PRIORITY_LIMIT,
-    QUEUES,
-    RANKS_LIMIT,
-    RESTARTS_LIMIT,
-    WORK_COUNTS,
-    WORK_LIMITS,
-    WORK_NEEDED,
-    Isolation,
-    JobSpec,
-)
-from swarmsched.estimate import GPU_BATCHES_MOST
-from swarmsched.resources import Demand
-
-DEMAND_FIELDS = {
-    "gpus_per_rank": "gpus",
-    "cpus_per_rank": "cpus",
-    "memory_bytes_per_rank": "memory_bytes",
-    "gpu_type": "gpu_type",
-    "gpu_memory_bytes": "gpu_memory_bytes",
-}
 FIGURES = {
     name: between("integer" if name in WORK_COUNTS else "number", int(name in WORK_NEEDED), most)
     for name, most in WORK_LIMITS.items()
@@ -40,56 +14,47 @@ ASKED_WORK = record(
     optional={name: schema for name, schema in FIGURES.items() if name not in WORK_NEEDED},
     is_closed=True,
 )
-RENAMED = {
-    "time_limit_seconds": "time_limit_s",
-    "grace_seconds": "grace_s",
-    "deadline_utc_seconds": "deadline_utc_s",
-    "tree_bytes": "held_bytes",
+SHOWN: dict[str, Schema] = {
+    **dict.fromkeys(("words", "nodes"), array(TEXT)),
+    "whole": {"type": "integer"},
+    "bytes": {"type": "integer"},
+    **dict.fromkeys(("seconds", "moment"), NUMBER),
+    "flag": FLAG,
+    "variables": {"type": "object", "additionalProperties": TEXT},
+    "gpu_limits": {"type": "object", "additionalProperties": {"type": "integer"}},
+    "work": maybe(record(dict.fromkeys(WORK_LIMITS, NUMBER))),
 }
-NARROWER: dict[str, Schema] = {
-    "queue": choice(*QUEUES),
-    "priority": between("integer", -PRIORITY_LIMIT, PRIORITY_LIMIT),
-    "ranks": between("integer", 1, RANKS_LIMIT),
-    "ranks_most": between("integer", 0, RANKS_LIMIT),
-    **dict.fromkeys(BATCH_KEYS, between("integer", 0, BATCH_LIMIT)),
-    "local_batch_most_by_gpu": {
-        "type": "object",
-        "additionalProperties": between("integer", 1, BATCH_LIMIT),
-        "maxProperties": GPU_BATCHES_MOST,
-    },
-    "work": maybe(ASKED_WORK),
-    "max_restarts": between("integer", 0, RESTARTS_LIMIT),
-    "on_isolation": choice(*(each.value for each in Isolation)),
-}
-"""What the reader takes of types that could store more."""
+"""By the kind of a field; of all others text."""
 
 
 def asked_spec() -> Schema:
     """What a client sends."""
-    keys = JobSpec(command=("true",)).to_json()
-    stored = {**get_type_hints(JobSpec, include_extras=True), **get_type_hints(Demand, include_extras=True)}
-    properties = {
-        key: NARROWER.get(key) or msgspec.json.schema(stored[{**DEMAND_FIELDS, **RENAMED}.get(key, key)])
-        for key in keys
-    }
+    properties = {row.key: _asked(row) for row in FIELDS}
     required = {"command": {**properties.pop("command"), "minItems": 1}}
     return record(required, optional=properties, is_closed=True)
 
 
 def shown_spec() -> Schema:
-    """What answers have; types are those of the defaults."""
-    properties = {key: _type_of(value) for key, value in JobSpec(command=("true",)).to_json().items()}
-    work = maybe(record(dict.fromkeys(WORK_LIMITS, NUMBER)))
-    objects = {"env": TEXT, "local_batch_most_by_gpu": {"type": "integer"}}
-    told = {key: {"type": "object", "additionalProperties": value} for key, value in objects.items()}
-    return record({**properties, "work": work, **told})
+    """What answers have."""
+    return record({row.key: SHOWN.get(row.kind, TEXT) for row in FIELDS})
 
 
-def _type_of(value: object) -> Schema:
-    if isinstance(value, bool):
-        return FLAG
-    if isinstance(value, int):
-        return {"type": "integer"}
-    if isinstance(value, float):
-        return NUMBER
-    return array(TEXT) if isinstance(value, list) else TEXT
+def _asked(row: SpecField) -> Schema:
+    if row.choices:
+        return choice(*row.choices)
+    schema = SHOWN.get(row.kind, TEXT)
+    match row.kind:
+        case "whole" | "bytes" | "seconds" | "moment":
+            return between(schema["type"], row.low, row.high)
+        case "flag":
+            return schema
+        case "words" | "nodes":
+            return array(at_most(LONG_TEXT_LIMIT if row.kind == "words" else 63), row.high)
+        case "variables":
+            names = {"propertyNames": {"maxLength": VARIABLE_NAME_LIMIT}}
+            return {**schema, **names, "additionalProperties": at_most(LONG_TEXT_LIMIT), "maxProperties": row.high}
+        case "gpu_limits":
+            return {**schema, "additionalProperties": between("integer", 1, BATCH_LIMIT), "maxProperties": row.high}
+        case "work":
+            return maybe(ASKED_WORK)
+    return at_most(row.high)

@@ -16,12 +16,13 @@ from swarm_agent.http.keys import document
 from swarm_agent.http.when import rfc3339
 from swarm_agent.version import software_version
 from swarmsched import ids
-from swarmsched.api import API_VERSION, QUEUES, JobState
+from swarmsched.api import API_VERSION, JobState
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus
 from swarmsched.ids import NodeId
 from swarmsched.policies.explain import WhyReport, allows
 from swarmsched.record import JobRecord
+from swarmsched.specification import QUEUES
 from swarmsched.view import JobView, PolicySetting
 
 LIVE_STATES = tuple(state.value for state in JobState if state is not JobState.ENDED)

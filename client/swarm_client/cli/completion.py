@@ -11,6 +11,7 @@ from swarm_client.cli.ps import END_REASONS, STATES
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
+from swarmsched.specification import FIELDS
 
 SHELLS = ("bash", "zsh", "fish")
 COMMAND = Command(
@@ -61,12 +62,13 @@ LOCAL_NODES = '$(swarm local status ${name:+--name "$name"} -q 2>/dev/null)'
 SET_KEYS = "$(swarm config view -q 2>/dev/null)"
 CONTEXTS = r"$(swarm config view -q 2>/dev/null | sed -n 's/^contexts\.//p')"
 FISH_CONTEXTS = "(swarm config view -q 2>/dev/null | string replace -rf '^contexts\\.' '')"
+MOVES = ("migrate:--to", "migrate:--off")
 VALUES = (
     ("*:-o|*:--output", "table wide json jsonl yaml name"),
     ("ps:--state|queue:--state", " ".join((*STATES, *END_REASONS))),
     ("events:--job", f"{JOBS} @last"),
     ("events:--kind", " ".join(EVENT_KINDS)),
-    ("*:--node|*:--exclude|migrate:--to|migrate:--off", NODES),
+    ("|".join((*(f"*:{row.option}" for row in FIELDS if row.kind == "nodes" and row.option), *MOVES)), NODES),
     ("*:--context", CONTEXTS),
 )
 """Of options that take a value: what there is to choose from."""

@@ -4,7 +4,7 @@ from math import ceil
 
 from msgspec.structs import replace
 
-from swarmsched.api import NODES_LIMIT, JobState
+from swarmsched.api import JobState
 from swarmsched.card import JobCard, RankKey
 from swarmsched.clock import Clock
 from swarmsched.cluster import Cluster
@@ -16,6 +16,7 @@ from swarmsched.negotiation.placement.queue import Queue
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.policies.registry import make_order, policy_id
+from swarmsched.specification import NODES_LIMIT
 from swarmsched.view import Change, ClusterView, JobView, PolicySetting
 
 

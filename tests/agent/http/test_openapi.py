@@ -11,12 +11,13 @@ from openapi_spec_validator import validate
 
 from swarm_agent.http.blobs import PACK_TYPE
 from swarm_agent.http.problem import CONTENT_TYPE, KINDS
-from swarm_agent.http.spec_schema import NARROWER, asked_spec
+from swarm_agent.http.spec_schema import asked_spec
 from swarm_agent.supervision.kept_work import KeptFolder
-from swarmsched.api import BATCH_KEYS, BY_GPU, EndReason, JobSpec, JobState
+from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.effects import Announce
 from swarmsched.errors import JobRejected
 from swarmsched.ids import NodeId
+from swarmsched.specification import BY_GPU, FIELDS
 from tests.agent.http.testing import a_record, job_id
 
 
@@ -204,13 +205,10 @@ def test_what_is_beyond_a_documented_limit_of_a_specification_is_refused(key):
         assert caught.value.problems[0].pointer.startswith(f"/{key}"), value
 
 
-OBJECTS = {"work", BY_GPU}
-
-
 @pytest.mark.parametrize(
-    "key", sorted(NARROWER.keys() - {"queue", "on_isolation", *BATCH_KEYS, "ranks_most", *OBJECTS})
+    "key", [row.key for row in FIELDS if "minimum" in SPEC[row.key] and row.by not in ("batch", "local_batch", "gpus")]
 )
-def test_the_documented_limits_of_the_reader_are_taken(key):
+def test_the_documented_limits_of_a_number_are_taken(key):
     for value in (SPEC[key]["minimum"], SPEC[key]["maximum"]):
         assert JobSpec.from_json({"command": ["true"], key: value}).to_json()[key] == value
 

@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmsched.api import BATCH_KEYS, BY_GPU, WORK_LIMITS, WORK_NEEDED, JobSpec, JobState, told
+from swarmsched.api import WORK_LIMITS, WORK_NEEDED, JobSpec, JobState, told
 from swarmsched.commands import CancelJob, CreateTicket, Refused, SubmitJob, TicketIssued
 from swarmsched.errors import JobError, JobRejected
 from swarmsched.fields import cleaned, is_text
 from swarmsched.resources import Demand
 from swarmsched.simulator import swarm as simulated
+from swarmsched.specification import BY_GPU, FIELDS
 from swarmsched.wire.codec import encode_value
 from tests.swarmsched.simulator.testing import Watched
 
+BATCH_KEYS = [row.key for row in FIELDS if row.place.startswith("batches.") and row.key != BY_GPU]
 ANYTHING = st.text(st.characters(exclude_categories=()), max_size=70)  # lone surrogates and controls included
 WORDS = st.lists(ANYTHING, min_size=1, max_size=3)
 NODES = st.lists(st.sampled_from(["n000", "n001", "n002", "b/d", ""]), max_size=3)
