@@ -38,7 +38,7 @@ VOCABULARY: tuple[str, ...] = (
     "fields",
     "holders",
 )
-VOCABULARY += ("ids", "message", "record", "resources", "task", "view")
+VOCABULARY += ("ids", "message", "record", "resources", "specification", "task", "view")
 TRAINS_S, TRAINS_ON_S, SETTLES_S, ENDS_S = 1.0, 15.0, 10.0, 60.0
 
 
