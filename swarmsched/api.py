@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta, field
 
 from swarmsched.errors import FieldProblem, JobRejected, ProtocolError
-from swarmsched.estimate import BatchRange, GpuBatch, Work
+from swarmsched.estimate import BatchRange, GpuBatch, StepCost
 from swarmsched.fields import (
     I32,
     U16,
@@ -50,7 +50,7 @@ DEFAULT_MAX_RESTARTS = 5
 MODEL_LIMIT = 63  # letters of a part of a GPU's model
 WORK_NEEDED = ("local_batch", "sample_flops", "parameter_bytes")
 WORK_COUNTS = ("local_batch", "optimizer_slots")
-WORK_LIMITS = dict.fromkeys(Work.__struct_fields__, 10**18) | {"local_batch": BATCH_LIMIT, "optimizer_slots": 255}
+WORK_LIMITS = dict.fromkeys(StepCost.__struct_fields__, 10**18) | {"local_batch": BATCH_LIMIT, "optimizer_slots": 255}
 COMMAND_BYTES_LIMIT = 32_768
 PROBLEMS_LIMIT = 20  # reported of one request; looking for near words takes its time
 KEY_SHOWN = 80
@@ -142,7 +142,7 @@ class JobSpec(Value):
     max_restarts: U16 = DEFAULT_MAX_RESTARTS  # how often it is run again after a node was lost
     ranks_most: U16 = 0  # 0: its world size is `ranks`, always
     batches: BatchRange = BatchRange()  # frozen; which global batches its script lets the swarm choose
-    work: Work | None = None  # what its model computes and moves in a step, for policies that choose hosts by it
+    work: StepCost | None = None  # what its model computes and moves in a step, for policies that choose hosts by it
     elastic: bool = False  # its script imports swarm_elastic: ranks join and leave while it trains
     slurm_env: bool = False  # its ranks find what Slurm would tell them, by Slurm's names
     restartable: bool = False  # it may be stopped and begun again, though it has committed no checkpoint
@@ -371,7 +371,7 @@ class _SpecReader:
                 limits.append(GpuBatch(name, most))
         return tuple(limits)
 
-    def _work(self, row: SpecField, value: object) -> Work | None:
+    def _work(self, row: SpecField, value: object) -> StepCost | None:
         """Bytes and operations of a model; without `moved_bytes` all its parameters are moved in a step."""
         if value is None:
             return None
@@ -388,7 +388,7 @@ class _SpecReader:
         figures: dict[str, Any] = {name: float(number) for name, number in value.items()}
         figures["moved_bytes"] = figures.get("moved_bytes") or figures["parameter_bytes"]
         counts = {name: int(figures.get(name, 0)) for name in WORK_COUNTS}
-        return Work(**{**figures, **counts})
+        return StepCost(**{**figures, **counts})
 
     _READERS: ClassVar[dict[str, Callable[["_SpecReader", SpecField, Any], Any]]] = {
         "words": _words,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState, StartPhase
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.estimate import Elastic, Estimate, batches_of, is_computable
+from swarmsched.estimate import Estimate, Resizable, batches_of, is_computable
 from swarmsched.fields import I32, SECONDS_MOST, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
 from swarmsched.program import PROGRAM_LENGTH, program_of
 from swarmsched.record import JobRecord
@@ -69,7 +69,7 @@ class JobCard(Value):
     attempt: U32 = 0
     preemptions: U8 = 0  # how often it made room for others
     hides_constraints: bool = False  # `nodes` and `exclude` did not fit: others cannot tell where it may go
-    elastic: Elastic | None = None  # None: its world size stays as it is now
+    elastic: Resizable | None = None  # None: its world size stays as it is now
     estimate: Estimate | None = None  # None: nothing is known of how it trains
     pause_s: Seconds = 0.0  # of its training that a change of its size costs; 0: not measured
     restartable: bool = False  # it may be stopped and begun again, whatever that loses
@@ -174,7 +174,7 @@ def _kept_s(record: JobRecord, utc_s: float) -> int:
     return round(min(max(1.0, utc_s - changed_utc_s), SECONDS_MOST)) if changed_utc_s and utc_s else 0
 
 
-def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
+def _elastic(record: JobRecord, estimate: Estimate | None) -> Resizable | None:
     """Of a job that waits, or that would lose little: it changes while it trains, or its attempt has a checkpoint."""
     spec = record.spec
     loses_nothing = record.has_own_checkpoint or record.state is JobState.QUEUED or spec.elastic
@@ -182,7 +182,7 @@ def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
         return None
     batches = spec.batches if spec.batches.first else batches_of(estimate)
     batch = record.global_batch or batches.first
-    return Elastic(spec.ranks, max(spec.ranks, spec.ranks_most), batches, batch, spec.elastic)
+    return Resizable(spec.ranks, max(spec.ranks, spec.ranks_most), batches, batch, spec.elastic)
 
 
 def tombstone(card: JobCard, *, has_completed: bool = False, ended_utc_s: int = 0) -> JobCard:

@@ -75,7 +75,7 @@ class BatchRange(Value):
         return tuple([each.gpu for each in self.by_gpu if each.most < self.local_least])
 
 
-class Elastic(Value):
+class Resizable(Value):
     """What a job allows to be changed while it lives, and the batch that it has now (0: not told)."""
 
     ranks_least: U16
@@ -85,7 +85,7 @@ class Elastic(Value):
     is_live: bool = False  # it is changed while it trains, for the price of a step
 
 
-class Work(Value):
+class StepCost(Value):
     """What a step of one rank computes and moves, by the model and its input alone: known before the job ever ran."""
 
     local_batch: U32  # samples of a rank in a step
@@ -110,7 +110,7 @@ class Estimate(Value):
     remaining_error: Amount = 0.0  # relative, one standard deviation
     is_prior: bool = False  # taken from jobs of the same kind, not from its own reports
     done: Amount = 0.0  # steps of the first batch; 0: not reported
-    work: Work | None = None
+    work: StepCost | None = None
     is_partial: bool = False  # `points` are of the sizes that were run alone: others are predicted by a fit to them
     gpu: Name = ""  # class of the GPUs on which `points` were measured, of several their names; empty: not known
     warmup_s: Amount = 0.0  # from the start of its ranks until they told how they train; 0: not measured

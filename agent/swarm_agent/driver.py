@@ -30,7 +30,7 @@ BACKLOG_LIMIT = 2_000  # effects behind a stalled disk; beyond it peers' message
 log = logging.getLogger("swarm.driver")
 
 
-class Machine(Protocol):
+class DrivenNode(Protocol):
     """What the driver needs of a node; `swarmsched.node.Node` is one."""
 
     def step(self, event: Event, now_s: float) -> Sequence[Effect]:
@@ -46,7 +46,7 @@ class Driver:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: DrivenNode,
         store: DurableStore,
         perform: Callable[[Effect], None],
         on_disk_health: Callable[[str], None] = lambda complaint: None,

@@ -21,7 +21,7 @@ from swarm_agent import metrics
 from swarm_agent.agent import Agent
 from swarm_agent.config import AgentConfig
 from swarm_agent.faults import Faults
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.server import build_api
 from swarm_agent.readiness import Check
 from swarm_agent.security import Secrets, check_job_user, job_user_warning, load_secrets
@@ -213,7 +213,7 @@ async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -
     agent.on_announce(observed.observe_announce)
     observed.watch_driver(agent.driver)
     observed.watch_planner(agent.planner)
-    app = build_api(agent, Facts(agent), agent.secrets.tokens, partial(metrics.render, agent))
+    app = build_api(agent, AgentFacts(agent), agent.secrets.tokens, partial(metrics.render, agent))
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)
     runner = web.AppRunner(

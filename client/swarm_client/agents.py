@@ -15,9 +15,9 @@ from swarm_client.failure import (
     NOT_FOUND,
     SWARM_FAILED,
     USAGE,
+    AgentRefusal,
     Failure,
-    Refusal,
-    Unreachable,
+    NoAgentAnswered,
     UsageError,
 )
 from swarm_client.http import (
@@ -133,7 +133,7 @@ class Agents:
         sent = {**self._authorization, "Accept": "application/json", **headers}
         connection, _ = self._connect(self.addresses[:1], [])
         if connection is None:
-            raise Unreachable([spell(self.addresses[0])], "no answer")
+            raise NoAgentAnswered([spell(self.addresses[0])], "no answer")
         try:
             response = connection.request(method, path, sent, body, limit_s)
         except ConnectionBroken as error:
@@ -200,7 +200,7 @@ class Agents:
         if self._refused is not None:  # what an agent said tells more than that others are silent
             (self._open, refused), self._refused = self._refused, None
             return refused
-        raise Unreachable([spell(address) for address in self.addresses], "; ".join(_newest_of_each(causes)[-4:]))
+        raise NoAgentAnswered([spell(address) for address in self.addresses], "; ".join(_newest_of_each(causes)[-4:]))
 
     def __enter__(self) -> Self:
         return self
@@ -242,7 +242,7 @@ class Agents:
             idle.close()
         try:
             return connect_any(left, self.waiter), True
-        except Unreachable as error:
+        except NoAgentAnswered as error:
             causes.append(error.problem)
             if len(left) == len(self.addresses):
                 raise
@@ -316,7 +316,7 @@ def _newest_of_each(causes: Sequence[str]) -> list[str]:
     return list({cause.partition(": ")[0]: cause for cause in causes}.values())
 
 
-def read_problem(action: str, status: int, document: Any) -> Refusal:
+def read_problem(action: str, status: int, document: Any) -> AgentRefusal:
     """Turn an error document (RFC 9457) into the two lines that people read."""
     problem = document if isinstance(document, dict) else {}
     code = str(problem.get("code", ""))
@@ -342,7 +342,7 @@ def read_problem(action: str, status: int, document: Any) -> Refusal:
     if status in (401, 403) and not any(remedies):
         remedies = ["give the swarm's token: swarm login HOST --token-file FILE, or SWARM_TOKEN_FILE"]
     default = USAGE if status in (413, 422) and code != IMPOSSIBLE else SWARM_FAILED
-    return Refusal(
+    return AgentRefusal(
         f"{action}: {detail}",
         "; ".join(remedy for remedy in remedies if remedy),
         _EXIT_CODES.get(status, default),

@@ -29,7 +29,7 @@ class UsageError(Failure):
         super().__init__(problem, remedy, USAGE)
 
 
-class Unreachable(Failure):
+class NoAgentAnswered(Failure):
     """No agent answered."""
 
     def __init__(self, addresses: Sequence[str], cause: str) -> None:
@@ -42,7 +42,7 @@ class Unreachable(Failure):
         )
 
 
-class Refusal(Failure):
+class AgentRefusal(Failure):
     """An agent answered with a problem (RFC 9457)."""
 
     def __init__(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from swarm_client.agents import Agents, read_problem
 from swarm_client.annotations import Any, BinaryIO
-from swarm_client.failure import SWARM_FAILED, Failure, Refusal, Unreachable
+from swarm_client.failure import SWARM_FAILED, AgentRefusal, Failure, NoAgentAnswered
 from swarm_client.http import ConnectionBroken, Waiter
 from swarm_client.job_id import job_path
 from swarm_client.quantity import show_time
@@ -61,7 +61,7 @@ def may_pass(failure: Failure, *, is_known: bool) -> bool:
 
     Of a job that was known before, even "no such job" only says that this agent has not heard of it.
     """
-    if isinstance(failure, Refusal):
+    if isinstance(failure, AgentRefusal):
         return failure.status in (429, 502, 503, 504) or (is_known and failure.status == 404)
     return is_known and failure.exit_code == SWARM_FAILED
 
@@ -104,9 +104,9 @@ class JobStream:
                     return
                 cause = "the agent ended the stream"
                 self._agents.demote(self._agents.addresses[0])  # it stops, or could not go on either
-            except (ConnectionBroken, Unreachable) as error:
+            except (ConnectionBroken, NoAgentAnswered) as error:
                 cause = str(error)
-            except Refusal as refusal:
+            except AgentRefusal as refusal:
                 if not may_pass(refusal, is_known=self._is_known):
                     raise
                 cause = refusal.problem

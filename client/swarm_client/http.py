@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from swarm_client.annotations import Any
-from swarm_client.failure import Failure, Unreachable
+from swarm_client.failure import Failure, NoAgentAnswered
 
 CONNECT_STAGGER_S = 0.3  # the next address is tried beside a silent one after this time
 CONNECT_LIMIT_S = 5.0
@@ -380,7 +380,7 @@ def connect_any(addresses: Sequence[Address], waiter: Waiter, limit_s: float = C
             if winner is not None:
                 return Connection(winner[0], winner[1], waiter)
         causes += [f"{spell(address)}: no answer" for _, address in pending.values()]
-        raise Unreachable([spell(address) for address in addresses], "; ".join(causes))
+        raise NoAgentAnswered([spell(address) for address in addresses], "; ".join(causes))
     finally:
         for sock, _ in pending.values():
             sock.close()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from swarmsched.replay.results import Observer
+    from swarmsched.replay.results import RunLog
 
 SUFFIXES = (".png", ".svg", ".html")
 DPI = 150
@@ -46,7 +46,7 @@ def _check_place(file: Path) -> None:
         file.unlink()
 
 
-def draw(file: Path, runs: Sequence[tuple[str, Observer]], title: str) -> None:
+def draw(file: Path, runs: Sequence[tuple[str, RunLog]], title: str) -> None:
     """One picture of all runs, each with its name; HTML holds it in itself and loads nothing."""
     from swarmsched.replay.plot import figure
 

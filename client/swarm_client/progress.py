@@ -16,7 +16,7 @@ WIDTH = 30
 CLEAR_LINE = "\r\x1b[K"
 
 
-class Progress:
+class ProgressBar:
     """Drawn on a terminal alone, and gone at the end of its `with`."""
 
     def __init__(self, name: str, stream: TextIO | None = None, *, is_quiet: bool = False) -> None:

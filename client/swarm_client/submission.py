@@ -13,7 +13,7 @@ from swarm_client.annotations import Any
 from swarm_client.cache import read_cache, write_cache
 from swarm_client.cli.session import Session
 from swarm_client.config import cache_home
-from swarm_client.failure import Refusal, UsageError
+from swarm_client.failure import AgentRefusal, UsageError
 from swarm_client.job_request import JobRequest, build, refuse_unreadable
 from swarm_client.options import Arguments
 from swarm_client.quantity import show_count
@@ -81,7 +81,7 @@ def _send(agents: Agents, body: Mapping[str, Any], handle: str) -> Any:
             patience_s=SUBMIT_PATIENCE_S,
             busy_limit_s=SUBMIT_LIMIT_S,
         )
-    except Refusal as refusal:
+    except AgentRefusal as refusal:
         if refusal.code == "unavailable":
             refusal.remedy = f"`swarm status {handle}` tells whether it was submitted all the same; if not, try again"
         raise
@@ -134,10 +134,10 @@ def _stage(session: Session, request: JobRequest, *, is_dry_run: bool) -> Shipme
     if request.requirements:
         request.spec["requirements"] = _add(blobs, sizes, _read_requirements(request.requirements))
     if blobs and not is_dry_run:
-        from swarm_client.progress import Progress
+        from swarm_client.progress import ProgressBar
         from swarm_client.tree import ship
 
-        with Progress("shipping", is_quiet=session.is_quiet) as progress:
+        with ProgressBar("shipping", is_quiet=session.is_quiet) as progress:
             request.spec["blob_sources"] = [ship(session.agents, blobs, sizes, session.tell, progress.show)]
     return shipment
 

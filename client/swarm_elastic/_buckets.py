@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from swarm_elastic import _words
-from swarm_elastic._group import Alone, Group, GroupLost, Work
+from swarm_elastic._group import Alone, Group, GroupLost, PendingOperation
 from swarm_elastic._handover import is_dense
 from swarm_elastic._words import Words
 
@@ -90,7 +90,7 @@ class Gradients:
         }
         self._group: Group = Alone()
         self._slot = _words.SLOT_WORDS
-        self._works: list[Work] = []
+        self._works: list[PendingOperation] = []
         self._launched = 0
         self._scale, self._is_last, self._is_measured = 1.0, True, False
         self._norms: list[torch.Tensor] = []

@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from swarm_elastic import _background
 from swarm_elastic._group import Group, build
-from swarm_elastic._plan import Plan
+from swarm_elastic._plan import GangPlan
 
 BUILD_S = 60.0
 STORE_S = 300.0
@@ -30,10 +30,10 @@ PATIENCE_S = 1.0  # and at least so many steps: how long an operation may wait b
 PATIENCE_STEPS = 3.0
 
 
-class Candidate(NamedTuple):
+class CandidatePlan(NamedTuple):
     """A plan that may be switched to.  Without a group it is one that this worker is not a member of."""
 
-    plan: Plan
+    plan: GangPlan
     group: Group | None
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Lodging:
         self._own = TCPStore(host, port, is_master=True, **options)
         self.host, self.address = host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def of(self, plan: Plan) -> Store:
+    def of(self, plan: GangPlan) -> Store:
         """Where the members of a plan meet: at its first member's.  Raises RuntimeError where that does not answer."""
         host, port = plan.members[0].endpoint
         is_own = plan.members[0].address == self.address
@@ -68,7 +68,7 @@ class Lodging:
         store.set_timeout(_seconds(BUILD_S))
         return PrefixStore(self._name(plan), store)
 
-    def _name(self, plan: Plan) -> str:
+    def _name(self, plan: GangPlan) -> str:
         """Of its keys; workers of the first version know but one."""
         name = f"{self._job}/g{plan.version}"
         if plan.is_former:
@@ -82,14 +82,14 @@ class Builder:
     def __init__(self, worker: str, lodging: Lodging, device: torch.device, tell: Callable[..., None]) -> None:
         self._worker, self._lodging, self._device, self._tell = worker, lodging, device, tell
         self._changed = threading.Condition()
-        self._newest: Plan | None = None
-        self._candidate: Candidate | None = None
+        self._newest: GangPlan | None = None
+        self._candidate: CandidatePlan | None = None
         self._rejected = 0
-        self._entered: Candidate | None = None  # whose group training waits in, or may
+        self._entered: CandidatePlan | None = None  # whose group training waits in, or may
         self._waits_since_s = 0.0  # 0: it does not wait
         self._patience_s = 0.0
 
-    def on_plan(self, plan: Plan) -> None:
+    def on_plan(self, plan: GangPlan) -> None:
         """A newer plan was heard of."""
         with self._changed:
             self._newest, entered = plan, self._entered
@@ -99,32 +99,32 @@ class Builder:
 
     # Training's side.
 
-    def candidate(self, above: int) -> Candidate | None:
+    def candidate(self, above: int) -> CandidatePlan | None:
         """What may be switched to, if it is newer than this version."""
         candidate = self._candidate
         return candidate if candidate and candidate.plan.version > max(above, self._rejected) else None
 
-    def wait(self, above: int, timeout_s: float | None, *, as_member: bool) -> Candidate | None:
+    def wait(self, above: int, timeout_s: float | None, *, as_member: bool) -> CandidatePlan | None:
         """Wait for a candidate above this version, `as_member`: of which this worker is a member; None: too late."""
 
-        def found() -> Candidate | None:
+        def found() -> CandidatePlan | None:
             candidate = self.candidate(above)
             return candidate if candidate and (candidate.group or not as_member) else None
 
         with self._changed:
             return self._changed.wait_for(found, timeout_s)
 
-    def reject(self, candidate: Candidate) -> None:
+    def reject(self, candidate: CandidatePlan) -> None:
         """It came to nothing, or was lost; never to be offered again."""
         candidate.close()
         self._has_failed(candidate.plan)
 
-    def _has_failed(self, plan: Plan, **told: str) -> None:
+    def _has_failed(self, plan: GangPlan, **told: str) -> None:
         with self._changed:
             self._rejected = max(self._rejected, plan.version)
         self._tell(failed=self._rejected, **told)
 
-    def enter(self, candidate: Candidate | None) -> None:
+    def enter(self, candidate: CandidatePlan | None) -> None:
         """Training goes on in this group, or tries to."""
         with self._changed:
             self._entered = candidate
@@ -142,7 +142,7 @@ class Builder:
 
     # In a thread for each plan.
 
-    def _build(self, plan: Plan) -> None:
+    def _build(self, plan: GangPlan) -> None:
         rank, size = plan.rank_of(self._worker), len(plan.members)
         entered, group = self._entered, None
         if entered and not set(plan.workers).intersection(entered.plan.workers):
@@ -158,11 +158,11 @@ class Builder:
                         plan, problem=f"plan {plan.version} was not built: {type(error).__name__}: {error}"
                     )
                 return
-        candidate = Candidate(plan, group)
+        candidate = CandidatePlan(plan, group)
         if self._offer(candidate) and group is not None:  # who leaves waits until the others let it go
             self._free(candidate)
 
-    def _offer(self, candidate: Candidate) -> bool:
+    def _offer(self, candidate: CandidatePlan) -> bool:
         """Make it the candidate; false when a newer one came first."""
         with self._changed:
             older = self._candidate
@@ -176,7 +176,7 @@ class Builder:
             stale.close()
         return is_newer
 
-    def _free(self, candidate: Candidate) -> None:
+    def _free(self, candidate: CandidatePlan) -> None:
         """End training's wait in an older group if it lasts too long beside this one, until training is in this one."""
         while True:
             with self._changed:

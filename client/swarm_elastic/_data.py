@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from swarm_elastic._arguments import check_loader, shown, whole
 from swarm_elastic._commits import warn
-from swarm_elastic._ranges import Cut, OnDemand, Permutation, Reproducible, Table, is_between, share
+from swarm_elastic._ranges import Cut, OnDemand, Permutation, RangeTable, Reproducible, is_between, share
 
 SEED_LEAST, SEED_MOST = -(1 << 63), (1 << 64) - 1  # as torch has it
 MODES = ("reproducible", "on_demand")
@@ -36,7 +36,7 @@ class DatasetError(RuntimeError):
     """A sample could not be loaded; the cause is the dataset's own error."""
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Where samples come from.  A piece is a cut of one pass at most."""
 
     met: dict[int, int]  # lengths of epochs that turned out while loading
@@ -116,7 +116,7 @@ class Batches:
         if length == 0:
             raise DatasetError(NO_SAMPLES)
         where: dict[str, Any] = {"batch": global_batch, "first_epoch": first_epoch, "epochs": epochs, "seed": order}
-        self._table: Table
+        self._table: RangeTable
         if mode == "reproducible":
             assert length is not None
             self._table = Reproducible(length=length, **where)
@@ -127,7 +127,7 @@ class Batches:
         self._later: Mapping[str, Any] | None = None  # where the job is, if that is behind these epochs
         collate = collate_fn or default_collate
         is_pinned = device is not None and device.type == "cuda"
-        self._source: Source = (
+        self._source: SampleSource = (
             _Stream(dataset, _Collator(collate, is_pinned))
             if is_stream
             else _Map(dataset, _Collator(collate, is_pinned), order, threads, processes)
@@ -313,7 +313,7 @@ class _Map:
         self._batches: dict[Cut, Future[Any]] = {}
 
     def want(self, pieces: Sequence[Cut]) -> None:
-        """See `Source`.  A pool takes up tasks in order, so no task waits for one that is behind it."""
+        """See `SampleSource`.  A pool takes up tasks in order, so no task waits for one that is behind it."""
         keys = {(piece.epoch, position) for piece in pieces for position in piece.positions}
         dropped = [self._samples.pop(key) for key in list(self._samples) if key not in keys]
         kept = {id(future) for future, _ in self._samples.values()}
@@ -328,22 +328,22 @@ class _Map:
                 self._start(piece)
 
     def find_end(self, pieces: Sequence[Cut]) -> tuple[int, int] | None:
-        """See `Source`; its length is known."""
+        """See `SampleSource`; its length is known."""
         return None
 
     def check_end(self, epoch: int, length: int) -> None:
-        """See `Source`; its length is known."""
+        """See `SampleSource`; its length is known."""
 
     def get(self, piece: Cut) -> Any:
-        """See `Source`."""
+        """See `SampleSource`."""
         return self._batches[piece].result()
 
     def spare(self) -> Any:
-        """See `Source`.  Two samples, since some layers take no batch of one."""
+        """See `SampleSource`.  Two samples, since some layers take no batch of one."""
         return self._pool.submit(lambda: self._collate(self._fetch([0]) * 2, [0])).result()
 
     def close(self) -> None:
-        """See `Source`."""
+        """See `SampleSource`."""
         self.want([])
         self._pool.shutdown(wait=False)
         if self._processes is not None:
@@ -437,7 +437,7 @@ class _Stream:
         self._epoch = self._at = 0
 
     def want(self, pieces: Sequence[Cut]) -> None:
-        """See `Source`."""
+        """See `SampleSource`."""
         self._wanted = frozenset((piece.epoch, position) for piece in pieces for position in piece.positions)
         wanted = set(pieces)
         for piece in [piece for piece in self._batches if piece not in wanted]:
@@ -447,7 +447,7 @@ class _Stream:
                 self._batches[piece] = self._pool.submit(self._load, piece)
 
     def find_end(self, pieces: Sequence[Cut]) -> tuple[int, int] | None:
-        """See `Source`."""
+        """See `SampleSource`."""
         for piece in pieces:
             self._batches[piece].result()
             end = self.met.get(piece.epoch)
@@ -456,19 +456,19 @@ class _Stream:
         return None
 
     def check_end(self, epoch: int, length: int) -> None:
-        """See `Source`.  Before anything of the next epoch is read: this one is open where it was left."""
+        """See `SampleSource`.  Before anything of the next epoch is read: this one is open where it was left."""
         self._pool.submit(self._check_end, epoch, length)
 
     def get(self, piece: Cut) -> Any:
-        """See `Source`."""
+        """See `SampleSource`."""
         return self._batches[piece].result()
 
     def spare(self) -> Any:
-        """See `Source`."""
+        """See `SampleSource`."""
         return self._pool.submit(self._load_first).result()
 
     def close(self) -> None:
-        """See `Source`."""
+        """See `SampleSource`."""
         self.want([])
         self._pool.shutdown(wait=False)
 

@@ -17,7 +17,7 @@ import torch
 from swarm_elastic import _commits, _membership, _reports
 from swarm_elastic._arguments import bound, check_objects, number, one_of, seconds, whole
 from swarm_elastic._buckets import Gradients
-from swarm_elastic._builder import Candidate
+from swarm_elastic._builder import CandidatePlan
 from swarm_elastic._commits import warn
 from swarm_elastic._course import Arrival, Course
 from swarm_elastic._data import Batches, refuse_import
@@ -102,7 +102,7 @@ class Elastic:
         self._table: list[Words] = []  # what all said in a sum that is not concluded
         self._total = 0  # samples in it
         self._problem = ""  # why it was lost
-        self._candidate: Candidate | None = None  # which plan this rank could switch to when it began, or will
+        self._candidate: CandidatePlan | None = None  # which plan this rank could switch to when it began, or will
         self._is_between = False  # whether a step is counted, and the next one not begun
         self._kept: Kept | None = None  # when a sum was lost: what the script changes until the next batch is undone
         self._saved: tuple[str, int] | None = None  # the last checkpoint and a digest of it, until the next step begins

@@ -47,7 +47,7 @@ class GroupLost(Exception):
     """This group is of no more use: a peer died, or it was closed for a newer one."""
 
 
-class Work(Protocol):
+class PendingOperation(Protocol):
     """An operation under way."""
 
     def wait(self) -> None:
@@ -60,7 +60,7 @@ class Group(Protocol):
     rank: int
     size: int
 
-    def all_reduce(self, tensor: torch.Tensor) -> Work:
+    def all_reduce(self, tensor: torch.Tensor) -> PendingOperation:
         """Begin to sum a tensor of the training device over all ranks, in place."""
 
     def gather(self, row: list[int]) -> list[list[int]]:
@@ -89,7 +89,7 @@ class Alone:
 
     rank, size = 0, 1
 
-    def all_reduce(self, tensor: torch.Tensor) -> Work:
+    def all_reduce(self, tensor: torch.Tensor) -> PendingOperation:
         """The sum of one."""
         return _Done()
 
@@ -175,7 +175,7 @@ class GlooGroup:
         """Whether all connections to its peers stand."""
         return _established(self._listener, self._peers) >= self._established
 
-    def all_reduce(self, tensor: torch.Tensor) -> Work:
+    def all_reduce(self, tensor: torch.Tensor) -> PendingOperation:
         return _GlooSum(self, self._begin("allreduce", [tensor]))
 
     def gather(self, row: list[int]) -> list[list[int]]:
@@ -263,7 +263,7 @@ class NcclGroup(GlooGroup):
         nccl = self._nccl
         return nccl is not None and nccl.get_error().name != "SUCCESS"
 
-    def all_reduce(self, tensor: torch.Tensor) -> Work:
+    def all_reduce(self, tensor: torch.Tensor) -> PendingOperation:
         return _NcclSum(self, _begun(self._nccl, "allreduce", [tensor]))
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:

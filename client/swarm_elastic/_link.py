@@ -16,14 +16,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from swarm_elastic._commits import AWAY_S, VERSION, readable, warn
-from swarm_elastic._plan import Plan, PlanInvalid, parse
+from swarm_elastic._plan import GangPlan, PlanInvalid, parse
 
 ANSWER_BYTES_MAX = 1 << 20
 PROBLEM_LENGTH = 500
 POLL_S = 60.0  # an agent answers within 20
 
 
-class Standing(NamedTuple):
+class WorkerNews(NamedTuple):
     """What an agent is told.
 
     `trains` is the version of the membership in which this worker trains, 0 for none; `pause_s` what the last switch
@@ -51,7 +51,7 @@ class AgentLink:
         token: str,
         worker: str,
         address: str,
-        on_plan: Callable[[Plan], None],
+        on_plan: Callable[[GangPlan], None],
         secret: str = "",
     ) -> None:
         """`secret` is that of the store at the address, for the other members."""
@@ -59,7 +59,7 @@ class AgentLink:
         self._own = {"worker": worker, "address": address} | ({"secret": secret} if secret else {})
         self._on_plan = on_plan
         self._known = 0  # the newest version that was heard of
-        self._standing, self._told = Standing(), threading.Event()
+        self._standing, self._told = WorkerNews(), threading.Event()
         self._lock = threading.Lock()
         self._is_closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -118,7 +118,7 @@ class AgentLink:
                 return
             self._hear(json.loads(data))
 
-    def _request(self, standing: Standing) -> bytes:
+    def _request(self, standing: WorkerNews) -> bytes:
         who = {"v": VERSION, "type": "member", "token": self._token, **self._own, "version": self._known}
         request = {**who, **standing._asdict()}
         return json.dumps(request).encode() + b"\n"

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import PrefixStore, Store
 
-from swarm_elastic._builder import BUILD_S, Builder, Candidate, Lodging
+from swarm_elastic._builder import BUILD_S, Builder, CandidatePlan, Lodging
 from swarm_elastic._group import Alone, Group, build
 from swarm_elastic._link import AgentLink
-from swarm_elastic._plan import Member, Plan
+from swarm_elastic._plan import GangPlan, PlanMember
 
 FLUSH_S = 2.0
 RECOVERY_S = 600.0
@@ -26,22 +26,22 @@ _hidden: dict[str, str] = {}  # of the environment
 _numbers = itertools.count()  # of the groups of this process
 
 
-class Membership(Protocol):
+class CandidateSource(Protocol):
     """Where candidates come from; see `Builder` for all but `tell`."""
 
     worker: str
     no_plan: str  # what is told where none came within RECOVERY_S
 
-    def candidate(self, above: int) -> Candidate | None:
+    def candidate(self, above: int) -> CandidatePlan | None:
         """What may be switched to."""
 
-    def wait(self, above: int, timeout_s: float | None, *, as_member: bool) -> Candidate | None:
+    def wait(self, above: int, timeout_s: float | None, *, as_member: bool) -> CandidatePlan | None:
         """Wait for it."""
 
-    def reject(self, candidate: Candidate) -> None:
+    def reject(self, candidate: CandidatePlan) -> None:
         """It came to nothing."""
 
-    def enter(self, candidate: Candidate | None) -> None:
+    def enter(self, candidate: CandidatePlan | None) -> None:
         """Training goes on in it."""
 
     def waiting(self, step_s: float | None) -> AbstractContextManager[None]:
@@ -82,24 +82,24 @@ class StaticMembership:
     no_plan = "outside of a swarm the others cannot go on without it: start the job again, from a checkpoint"
 
     def __init__(self, group: Group) -> None:
-        members = tuple(Member(f"rank-{rank}", f"localhost:{rank + 1}", "static") for rank in range(group.size))
+        members = tuple(PlanMember(f"rank-{rank}", f"localhost:{rank + 1}", "static") for rank in range(group.size))
         self.worker = members[group.rank].worker
-        self._only: Candidate | None = Candidate(Plan(1, 0, members), group)
+        self._only: CandidatePlan | None = CandidatePlan(GangPlan(1, 0, members), group)
 
-    def candidate(self, above: int) -> Candidate | None:
+    def candidate(self, above: int) -> CandidatePlan | None:
         """There is but one."""
         return self._only if above < 1 else None
 
-    def wait(self, above: int, timeout_s: float | None, *, as_member: bool) -> Candidate | None:
+    def wait(self, above: int, timeout_s: float | None, *, as_member: bool) -> CandidatePlan | None:
         """Nothing comes."""
         return self.candidate(above)
 
-    def reject(self, candidate: Candidate) -> None:
+    def reject(self, candidate: CandidatePlan) -> None:
         """Then there is none."""
         candidate.close()
         self._only = None
 
-    def enter(self, candidate: Candidate | None) -> None:
+    def enter(self, candidate: CandidatePlan | None) -> None:
         """As it was."""
 
     def waiting(self, step_s: float | None) -> AbstractContextManager[None]:
@@ -113,7 +113,7 @@ class StaticMembership:
         """See `tell`."""
 
 
-def find(device: torch.device) -> Membership:
+def find(device: torch.device) -> CandidateSource:
     """Of this process, by its environment."""
     path, worker = os.environ.get("SWARM_TASK_SOCKET", ""), os.environ.get("SWARM_WORKER", "")
     number = next(_numbers)

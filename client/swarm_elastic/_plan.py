@@ -13,7 +13,7 @@ class PlanInvalid(ValueError):
     """A plan that cannot be followed; the text names the field, its value and the remedy."""
 
 
-class Member(NamedTuple):
+class PlanMember(NamedTuple):
     """One worker of a plan.  `address` is "host:port", where its store listens.
 
     `secret` is what keys in that store are named after; workers of earlier versions have none.
@@ -30,7 +30,7 @@ class Member(NamedTuple):
         return host.strip("[]"), int(port)
 
 
-class Plan(NamedTuple):
+class GangPlan(NamedTuple):
     """One membership.  Versions only grow.
 
     `lost` are workers that agents know to be gone: nobody waits for them.  `may_start`: nobody has trained yet.
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
     version: int
     epoch: int
-    members: tuple[Member, ...]
+    members: tuple[PlanMember, ...]
     lost: frozenset[str] = frozenset()
     may_start: bool = False
 
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
         return self.workers.index(worker) if worker in self.workers else -1
 
 
-def parse(value: object) -> Plan:
+def parse(value: object) -> GangPlan:
     """The plan that an agent sent as JSON.  Raises `PlanInvalid`."""
     if not isinstance(value, dict):
         raise PlanInvalid(f"a plan must be an object, not {shown(value)}; publish version, epoch and members")
@@ -73,7 +73,7 @@ def parse(value: object) -> Plan:
     if not isinstance(lost, list) or not all(isinstance(each, str) for each in lost):
         raise PlanInvalid(f"lost must be a list of names, not {shown(lost)}; leave it out where nobody is lost")
     may_start = value.get("may_start") is True
-    return Plan(_count("version", value), _count("epoch", value), parsed, frozenset(lost), may_start)
+    return GangPlan(_count("version", value), _count("epoch", value), parsed, frozenset(lost), may_start)
 
 
 def _count(name: str, value: dict[str, object]) -> int:
@@ -83,7 +83,7 @@ def _count(name: str, value: dict[str, object]) -> int:
     return number
 
 
-def _member(value: object) -> Member:
+def _member(value: object) -> PlanMember:
     known = value if isinstance(value, dict) else {}
     worker, address, secret = known.get("worker"), known.get("address"), known.get("secret", "")
     if not isinstance(worker, str) or not 0 < len(worker) <= NAME_LENGTH_MAX:
@@ -95,4 +95,4 @@ def _member(value: object) -> Member:
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise PlanInvalid(f"address of {worker} must be host:port, not {shown(address)}; take it from its request")
-    return Member(worker, f"{host}:{port}", secret)
+    return PlanMember(worker, f"{host}:{port}", secret)

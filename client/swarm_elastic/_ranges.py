@@ -46,7 +46,7 @@ MASK = (1 << 64) - 1
 Range = tuple[int, int, int]  # epoch, first position, position behind the last
 
 
-class Slot(NamedTuple):
+class DataWord(NamedTuple):
     """What one rank says of its data in a step's reduction; each word is below LIMIT."""
 
     used: int  # samples that its gradient is made of
@@ -62,7 +62,7 @@ class Slot(NamedTuple):
         return told - 1 if told else None
 
 
-WORDS = len(Slot._fields)
+WORDS = len(DataWord._fields)
 
 
 class Cut(NamedTuple):
@@ -76,7 +76,7 @@ class RanksDiffer(RuntimeError):
     """The ranks of a job do not train on the same data, or do not agree on how far they are; the table is unchanged."""
 
 
-class Table(Protocol):
+class RangeTable(Protocol):
     """What both modes do."""
 
     batch: int
@@ -163,29 +163,29 @@ class Reproducible:
 
     @property
     def epoch(self) -> int:
-        """See `Table`."""
+        """See `RangeTable`."""
         return self._epoch
 
     @property
     def progress(self) -> float:
-        """See `Table`."""
+        """See `RangeTable`."""
         return self._epoch + self._cursor / max(1, self._length)
 
     @property
     def is_done(self) -> bool:
-        """See `Table`."""
+        """See `RangeTable`."""
         return self._epoch >= self._epochs or self._length == 0
 
     def begin(self, members: Sequence[str], me: str) -> None:
-        """See `Table`."""
+        """See `RangeTable`."""
         self._members, self._rank = tuple(members), _rank(members, me)
 
     def resize(self, batch: int) -> None:
-        """See `Table`."""
+        """See `RangeTable`."""
         self.batch = checked_batch(batch)
 
     def upcoming(self, steps: int) -> list[Cut]:
-        """See `Table`."""
+        """See `RangeTable`."""
         epoch, cursor = self._epoch, self._cursor
         cuts = [self._slice(epoch, cursor)]
         for _ in range(steps - 1):
@@ -195,11 +195,11 @@ class Reproducible:
         return cuts
 
     def words(self) -> list[int]:
-        """See `Table`."""
-        return list(Slot(len(self.upcoming(1)[0].positions), 0, 0, 0, _digest(self.state(), self._epochs)))
+        """See `RangeTable`."""
+        return list(DataWord(len(self.upcoming(1)[0].positions), 0, 0, 0, _digest(self.state(), self._epochs)))
 
     def agreed(self, words: Sequence[Sequence[int]]) -> None:
-        """See `Table`."""
+        """See `RangeTable`."""
         slots = _slots(words, self._members, _digest(self.state(), self._epochs))
         size = self._size(self._cursor)
         for rank, slot in enumerate(slots):
@@ -210,7 +210,7 @@ class Reproducible:
         self._epoch, self._cursor = self._after(self._epoch, self._cursor)
 
     def state(self) -> dict[str, Any]:
-        """See `Table`."""
+        """See `RangeTable`."""
         return {
             "mode": "reproducible",
             "length": self._length,
@@ -221,7 +221,7 @@ class Reproducible:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `Table`."""
+        """See `RangeTable`."""
         _expect(state, mode="reproducible", length=self._length, seed=self._seed)
         self.batch = checked_batch(state["batch"])
         self._epoch, self._cursor = state["epoch"], state["cursor"]
@@ -273,21 +273,21 @@ class OnDemand:
 
     @property
     def epoch(self) -> int:
-        """See `Table`."""
+        """See `RangeTable`."""
         return self._epoch
 
     @property
     def progress(self) -> float:
-        """See `Table`."""
+        """See `RangeTable`."""
         return self._epoch + self._used / (self._ends[0] or self._used + 1)
 
     @property
     def is_done(self) -> bool:
-        """See `Table`."""
+        """See `RangeTable`."""
         return self._epoch >= self._epochs or self._length == 0
 
     def begin(self, members: Sequence[str], me: str) -> None:
-        """See `Table`.  It begins from the last step that counted, whatever was begun since and came to nothing."""
+        """See `RangeTable`: begins from the last step that counted, whatever was begun since and came to nothing."""
         rank = _rank(members, me)
         self._members, self._me = tuple(members), me
         self._read(self._base)
@@ -296,7 +296,7 @@ class OnDemand:
         self._ask_all(rank)
 
     def resize(self, batch: int) -> None:
-        """See `Table`."""
+        """See `RangeTable`."""
         self.batch = checked_batch(batch)
         self._ask_all(_rank(self._members, self._me))
         self._base = self._written()
@@ -314,7 +314,7 @@ class OnDemand:
         self._met[epoch] = min(length, self._met.get(epoch, length))
 
     def upcoming(self, steps: int) -> list[Cut]:
-        """See `Table`.  The first is of this epoch, and empty for a rank that has nothing left of it."""
+        """See `RangeTable`.  The first is of this epoch, and empty for a rank that has nothing left of it."""
         cuts: list[Cut] = []
         for epoch in (self._epoch, self._epoch + 1):
             positions = self._mine(epoch) if self._share else ()
@@ -323,14 +323,14 @@ class OnDemand:
         return cuts[:steps]
 
     def words(self) -> list[int]:
-        """See `Table`."""
+        """See `RangeTable`."""
         end = self._met.get(self._epoch)
         high, low = divmod(0 if end is None or self._length is not None else end + 1, LIMIT)
         used = len(self.upcoming(1)[0].positions)
-        return list(Slot(used, self._want, low, high, _digest(self._written(), self._epochs)))
+        return list(DataWord(used, self._want, low, high, _digest(self._written(), self._epochs)))
 
     def agreed(self, words: Sequence[Sequence[int]]) -> None:
-        """See `Table`."""
+        """See `RangeTable`."""
         slots = _slots(words, self._members, _digest(self._written(), self._epochs))
         ends = [end for end in (self._ends[0], *(slot.end for slot in slots)) if end is not None]
         end = min(ends) if ends else None
@@ -350,11 +350,11 @@ class OnDemand:
         self._base = self._written()
 
     def state(self) -> dict[str, Any]:
-        """See `Table`.  After the last step that counted."""
+        """See `RangeTable`.  After the last step that counted."""
         return self._base
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `Table`."""
+        """See `RangeTable`."""
         _expect(state, mode="on_demand", length=self._length, seed=self._seed, ahead=self._ahead)
         self._read(state)
         self._base = self._written()
@@ -543,11 +543,11 @@ def _digest(state: Mapping[str, Any], epochs: int) -> int:
     return zlib.crc32(json.dumps([state, epochs], sort_keys=True).encode()) % LIMIT
 
 
-def _slots(words: Sequence[Sequence[int]], members: Sequence[str], digest: int) -> list[Slot]:
+def _slots(words: Sequence[Sequence[int]], members: Sequence[str], digest: int) -> list[DataWord]:
     """The slots of all ranks, whose tables must be this one's."""
     if len(words) != len(members):
         raise RanksDiffer(f"there are slots of {len(words)} ranks, and {len(members)} members")
-    slots = [Slot(*each) for each in words]
+    slots = [DataWord(*each) for each in words]
     others = [rank for rank, slot in enumerate(slots) if slot.digest != digest]
     if others:
         raise RanksDiffer(

@@ -14,15 +14,15 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
 from swarm_elastic import _commits, _handover, _switch
-from swarm_elastic._builder import Candidate
+from swarm_elastic._builder import CandidatePlan
 from swarm_elastic._group import Alone, Group, GroupLost
 from swarm_elastic._handover import TrainingState
 from swarm_elastic._link import PROBLEM_LENGTH
-from swarm_elastic._membership import RECOVERY_S, Membership
+from swarm_elastic._membership import RECOVERY_S, CandidateSource
 from swarm_elastic._own_time import OwnTime
-from swarm_elastic._plan import Plan
+from swarm_elastic._plan import GangPlan
 from swarm_elastic._stall import StallWatch
-from swarm_elastic._switch import Claim, SwitchRefused, Verdict
+from swarm_elastic._switch import SwitchRefused, SwitchVerdict, SwitchVote
 
 
 class Left(SystemExit):
@@ -33,7 +33,7 @@ class MembersLost(RuntimeError):
     """A rank was lost, and no plan without it came."""
 
 
-class Progress(Protocol):
+class TrainingProgress(Protocol):
     """How far training has come, beside weights and optimizer."""
 
     rounds: int
@@ -55,17 +55,17 @@ class Seat:
 
     def __init__(
         self,
-        membership: Membership,
+        membership: CandidateSource,
         state: TrainingState,
         layouts: tuple[str, str],
-        progress: Progress,
+        progress: TrainingProgress,
         on_change: Callable[[], None],
         timeout_s: float,
     ) -> None:
         self._membership, self._state, self._progress = membership, state, progress
         self._layout, self._former_layout = layouts
         self._on_change = on_change
-        self._current: Candidate | None = None
+        self._current: CandidatePlan | None = None
         self.group: Group = Alone()
         self.version = 0
         self.is_trained = False  # whether the weights here are those of the job
@@ -101,7 +101,7 @@ class Seat:
                 raise RuntimeError("the ranks of this job do not fit together; see the lines before")
             self.switch(candidate)
 
-    def offer(self) -> tuple[int, Candidate | None]:
+    def offer(self) -> tuple[int, CandidatePlan | None]:
         """How many versions ahead the plan is that this worker could switch to; 0 and None: there is none."""
         candidate = self._membership.candidate(self.version)
         return (candidate.plan.version - self.version, candidate) if candidate else (0, None)
@@ -113,7 +113,7 @@ class Seat:
         with self._membership.waiting(self.step_s), self._stalls.waiting(what, self.step_s):
             yield
 
-    def switch(self, candidate: Candidate) -> bool:
+    def switch(self, candidate: CandidatePlan) -> bool:
         """Go over to a plan, as all its members do now; false when it came to nothing.
 
         Raises `Left` where it is without this worker, and what went wrong where that is this worker's own.
@@ -186,13 +186,13 @@ class Seat:
             if self.switch(candidate):
                 return
 
-    def _take_over(self, group: Group, plan: Plan) -> None:
+    def _take_over(self, group: Group, plan: GangPlan) -> None:
         may_start = plan.version == 1 or plan.may_start or self._may_start
         step, layout = (
             self._progress.rounds if self._trains else -1,
             self._former_layout if plan.is_former else self._layout,
         )
-        claim = Claim(self._trains, step, self._start if may_start else -1, int(layout, 16))
+        claim = SwitchVote(self._trains, step, self._start if may_start else -1, int(layout, 16))
         verdict = _switch.agree(group, plan, claim)
         if verdict.behind and group.rank in verdict.holders:
             self._give(group, verdict)
@@ -201,21 +201,21 @@ class Seat:
         if verdict.behind:
             group.gather([verdict.step])  # they have it: until then all can go on in the group before
 
-    def _give(self, group: Group, verdict: Verdict) -> None:
+    def _give(self, group: Group, verdict: SwitchVerdict) -> None:
         small, large = self._state.document()
         if group.rank == verdict.holders[0]:
             document = {**small, "progress": self._progress.state_dict()}
             _handover.send_document(group, document, verdict.behind)
         _handover.send_tensors(group, large, verdict.holders, verdict.behind)
 
-    def _receive(self, group: Group, verdict: Verdict) -> None:
+    def _receive(self, group: Group, verdict: SwitchVerdict) -> None:
         document = _handover.receive_document(group, verdict.holders[0])
         places = self._state.places(document, is_kept=self.is_trained)
         _handover.receive_tensors(group, places, verdict.holders, verdict.behind)
         self._state.load(document, places, is_new=not self.is_trained)
         self._progress.load_state_dict(document["progress"])
 
-    def _give_up(self, candidate: Candidate, error: Exception) -> None:
+    def _give_up(self, candidate: CandidatePlan, error: Exception) -> None:
         self._membership.reject(candidate)
         self._membership.enter(None if self._is_lost else self._current)
         problem = f"plan {candidate.plan.version} came to nothing: {error}"
@@ -232,7 +232,7 @@ class Seat:
             print(f"swarm_elastic: {problem}", file=sys.stderr)
         self._membership.tell(problem=problem, has_timed_out=has_timed_out)
 
-    def _leave(self, candidate: Candidate) -> NoReturn:
+    def _leave(self, candidate: CandidatePlan) -> NoReturn:
         self._membership.enter(candidate)
         self._membership.tell(state="left", step=self._progress.rounds)
         self._membership.part()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from swarm_elastic._group import Group
-    from swarm_elastic._plan import Plan
+    from swarm_elastic._plan import GangPlan
 
 
 class SwitchRefused(Exception):
@@ -22,7 +22,7 @@ class SwitchRefused(Exception):
         super().__init__(problem)
 
 
-class Claim(NamedTuple):
+class SwitchVote(NamedTuple):
     """One rank's word.
 
     `trains` is the version of the membership in which it has trained last, 0 for none, and `step` its step then;
@@ -35,7 +35,7 @@ class Claim(NamedTuple):
     layout: int
 
 
-class Verdict(NamedTuple):
+class SwitchVerdict(NamedTuple):
     """The step that all have done when training goes on; `holders` give to those that are `behind`."""
 
     step: int
@@ -43,12 +43,12 @@ class Verdict(NamedTuple):
     behind: tuple[int, ...]
 
 
-def agree(group: Group, plan: Plan, claim: Claim) -> Verdict:
+def agree(group: Group, plan: GangPlan, claim: SwitchVote) -> SwitchVerdict:
     """Ask all members of the new group.  Raises `SwitchRefused`, on all of them, and `GroupLost`."""
-    return judge(plan, [Claim(*row) for row in group.gather(list(claim))])
+    return judge(plan, [SwitchVote(*row) for row in group.gather(list(claim))])
 
 
-def judge(plan: Plan, claims: Sequence[Claim]) -> Verdict:
+def judge(plan: GangPlan, claims: Sequence[SwitchVote]) -> SwitchVerdict:
     """The verdict on the claims of all ranks."""
     trained = [rank for rank, claim in enumerate(claims) if claim.trains]
     verdict = _from_trained(plan, claims, trained) if trained else _from_start(plan, claims)
@@ -56,7 +56,7 @@ def judge(plan: Plan, claims: Sequence[Claim]) -> Verdict:
     return verdict
 
 
-def _from_trained(plan: Plan, claims: Sequence[Claim], trained: Sequence[int]) -> Verdict:
+def _from_trained(plan: GangPlan, claims: Sequence[SwitchVote], trained: Sequence[int]) -> SwitchVerdict:
     first = max(trained, key=lambda rank: claims[rank][:2])
     authority = claims[first]
     for rank in trained:
@@ -70,18 +70,18 @@ def _from_trained(plan: Plan, claims: Sequence[Claim], trained: Sequence[int]) -
         culprits = min(torn, near, key=len) if len(torn) != len(near) else peers
         raise _contradiction(plan, claims, first, torn, culprits)
     holders = tuple(rank for rank in trained if claims[rank].step == authority.step)
-    return Verdict(authority.step, holders, _others(claims, holders))
+    return SwitchVerdict(authority.step, holders, _others(claims, holders))
 
 
 def _contradiction(
-    plan: Plan, claims: Sequence[Claim], first: int, others: Sequence[int], culprits: Sequence[int]
+    plan: GangPlan, claims: Sequence[SwitchVote], first: int, others: Sequence[int], culprits: Sequence[int]
 ) -> SwitchRefused:
     told = ", ".join(f"{_name(plan, rank)} says step {claims[rank].step}" for rank in (first, *others))
     problem = f"steps of plan {plan.version} contradict one another: {told}; start the wrong one anew"
     return SwitchRefused(problem, frozenset(culprits))
 
 
-def _from_start(plan: Plan, claims: Sequence[Claim]) -> Verdict:
+def _from_start(plan: GangPlan, claims: Sequence[SwitchVote]) -> SwitchVerdict:
     """Nobody has trained: from the beginning or from a checkpoint, with the weights of one, as random ones differ."""
     step = max(claim.start for claim in claims)
     if step < 0:
@@ -91,10 +91,10 @@ def _from_start(plan: Plan, claims: Sequence[Claim]) -> Verdict:
         )
         raise SwitchRefused(problem, frozenset(range(len(claims))))
     holders = (next(rank for rank, claim in enumerate(claims) if claim.start == step),)
-    return Verdict(step, holders, _others(claims, holders))
+    return SwitchVerdict(step, holders, _others(claims, holders))
 
 
-def _check_layouts(plan: Plan, claims: Sequence[Claim], holder: int) -> None:
+def _check_layouts(plan: GangPlan, claims: Sequence[SwitchVote], holder: int) -> None:
     layout = claims[holder].layout
     wrong = [rank for rank, claim in enumerate(claims) if claim.layout != layout]
     if wrong:
@@ -103,9 +103,9 @@ def _check_layouts(plan: Plan, claims: Sequence[Claim], holder: int) -> None:
         raise SwitchRefused(problem, frozenset(wrong))
 
 
-def _others(claims: Sequence[Claim], holders: Sequence[int]) -> tuple[int, ...]:
+def _others(claims: Sequence[SwitchVote], holders: Sequence[int]) -> tuple[int, ...]:
     return tuple(rank for rank in range(len(claims)) if rank not in holders)
 
 
-def _name(plan: Plan, rank: int) -> str:
+def _name(plan: GangPlan, rank: int) -> str:
     return plan.members[rank].worker

@@ -24,8 +24,8 @@ from swarmsched.authority.message import (
     ContactAnswered,
     ContactedTask,
     OwnerContact,
-    Standing,
     TaskNews,
+    TaskStanding,
     sequences,
 )
 from swarmsched.authority.tally import agreed, runs_free
@@ -44,7 +44,7 @@ class Heard(Value):
     """A holder's newest word on a task: the newest is the answer to the contact that was sent last."""
 
     sequence: int
-    standing: Standing
+    standing: TaskStanding
     stamp: Stamp  # of the holder's record
     has_record: bool
     valid_s: float  # sending of the contact that was answered with valid; -infinite for any other answer
@@ -71,7 +71,7 @@ class WatchedAttempt:
 
 
 @dataclass(slots=True)
-class Line:
+class ContactPath:
     """The contacts with one holder node."""
 
     due_s: float
@@ -94,7 +94,7 @@ class ContactLine:
         self._quorum = quorum
         self._sequences = sequences(generation)
         self._tasks: dict[AttemptKey, WatchedAttempt] = {}
-        self._lines: dict[NodeId, Line] = {}
+        self._lines: dict[NodeId, ContactPath] = {}
 
     def watch(
         self,
@@ -220,11 +220,11 @@ class ContactLine:
         last = task.heard.get(holder) if holder else None
         if holder is None or (last is not None and last.sequence > sequence):
             return
-        standing = Standing.VALID if news is None else news.standing
+        standing = TaskStanding.VALID if news is None else news.standing
         # A holder that lags behind may let the task run on, if its holders are those that we know, or knew before.  Any
         # others are successors that were decided while we followed a record that never was.
         is_known = news is None or news.configuration in (task.configuration, task.former)
-        is_counted = standing is Standing.VALID and is_known
+        is_counted = standing is TaskStanding.VALID and is_known
         task.heard[holder] = Heard(
             sequence,
             standing,
@@ -279,13 +279,13 @@ class ContactLine:
         declared = [
             holder
             for holder, heard in task.heard.items()
-            if heard.standing is Standing.OVER or (task.has_ended and not heard.has_record)
+            if heard.standing is TaskStanding.OVER or (task.has_ended and not heard.has_record)
         ]
         return task.configuration.is_quorum(declared, self._quorum)
 
     def _open_lines(self, task: WatchedAttempt, now_s: float) -> None:
         for holder in task.configuration.members:
-            self._lines.setdefault(holder.node, Line(now_s)).hasten(now_s)
+            self._lines.setdefault(holder.node, ContactPath(now_s)).hasten(now_s)
 
     def _contacted_tasks(self, nodes: list[NodeId]) -> dict[NodeId, list[ContactedTask]]:
         tasks: dict[NodeId, list[ContactedTask]] = {node: [] for node in nodes}
@@ -296,7 +296,7 @@ class ContactLine:
                     tasks[node].append(contacted)
         return tasks
 
-    def _contact(self, node: NodeId, line: Line, tasks: list[ContactedTask], now_s: float) -> Iterator[SendPeer]:
+    def _contact(self, node: NodeId, line: ContactPath, tasks: list[ContactedTask], now_s: float) -> Iterator[SendPeer]:
         line.due_s, line.last_s = now_s + CONTACT_PERIOD_S, now_s
         line.sent = {each: sent for each, sent in line.sent.items() if now_s - sent[0] < FREEZE_AFTER_S}
         for start in range(0, len(tasks), TASKS_MAX):

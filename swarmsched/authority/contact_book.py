@@ -30,8 +30,8 @@ from swarmsched.authority.message import (
     OwnerContact,
     SilenceAnswer,
     SilenceRequest,
-    Standing,
     TaskNews,
+    TaskStanding,
 )
 from swarmsched.authority.tally import may_run_free
 from swarmsched.holders import Configuration, Holder, Quorum, majority
@@ -88,12 +88,12 @@ class ContactBook:
         news: list[TaskNews] = []
         for task in message.tasks:
             record = records.get(task.job_id)
-            standing = Standing.OVER if task.job_id in over else _standing(task, record, sender, me)
+            standing = TaskStanding.OVER if task.job_id in over else _standing(task, record, sender, me)
             if record is not None:
                 self.accepted(record, now_s)
-            if standing is Standing.VALID:
+            if standing is TaskStanding.VALID:
                 self._let_run(sender, task, now_s)
-            if standing is not Standing.VALID or record is None or record.stamp != _stamp(task):
+            if standing is not TaskStanding.VALID or record is None or record.stamp != _stamp(task):
                 news.append(_news(task, standing, record))
         self._prune(now_s)
         return ContactAnswered(message.sequence, tuple(news))
@@ -122,7 +122,7 @@ class ContactBook:
         return (
             me in record.configuration.members
             and record.stamp >= (request.epoch, request.version)
-            and _declared(record, request.owner, request.attempt) is Standing.OVER
+            and _declared(record, request.owner, request.attempt) is TaskStanding.OVER
             and not may_run_free(request.owner, record.configuration, record.spec.on_isolation, self._quorum)
         )
 
@@ -146,28 +146,28 @@ class ContactBook:
             self._floor_s = max(self._floor_s, valid_s)
 
 
-def _standing(task: ContactedTask, record: JobRecord | None, owner: NodeId, me: Holder) -> Standing:
+def _standing(task: ContactedTask, record: JobRecord | None, owner: NodeId, me: Holder) -> TaskStanding:
     """What this holder may say of the task."""
     if record is None or me not in record.configuration.members:
-        return Standing.UNKNOWN
+        return TaskStanding.UNKNOWN
     declared = _declared(record, owner, task.attempt)
-    if declared is Standing.OVER and record.stamp < _stamp(task):
-        return Standing.UNKNOWN  # the owner knows a newer record than this one, which may never have been decided
+    if declared is TaskStanding.OVER and record.stamp < _stamp(task):
+        return TaskStanding.UNKNOWN  # the owner knows a newer record than this one, which may never have been decided
     return declared
 
 
-def _declared(record: JobRecord, owner: NodeId, attempt: int) -> Standing:
+def _declared(record: JobRecord, owner: NodeId, attempt: int) -> TaskStanding:
     """What the record says of the task; nothing of an attempt that it has not come to."""
     if record.is_ended or record.attempt > attempt:
-        return Standing.OVER
+        return TaskStanding.OVER
     if record.attempt < attempt:
-        return Standing.UNKNOWN
+        return TaskStanding.UNKNOWN
     left = {each.place for each in record.leftovers if each.attempt == attempt}
     runs = any(share.node == owner and share.place not in left for share in record.shares)
-    return Standing.VALID if runs else Standing.OVER
+    return TaskStanding.VALID if runs else TaskStanding.OVER
 
 
-def _news(task: ContactedTask, standing: Standing, record: JobRecord | None) -> TaskNews:
+def _news(task: ContactedTask, standing: TaskStanding, record: JobRecord | None) -> TaskNews:
     if record is None:
         return TaskNews(task.job_id, task.attempt, standing)
     return TaskNews(task.job_id, task.attempt, standing, *record.stamp, record.configuration)

@@ -52,7 +52,7 @@ class OwnerContact(Value):
     tasks: Annotated[tuple[ContactedTask, ...], Meta(max_length=TASKS_MAX)]
 
 
-class Standing(Enum):
+class TaskStanding(Enum):
     """What a holder's record says of a task."""
 
     VALID = "valid"
@@ -63,7 +63,7 @@ class Standing(Enum):
 class TaskNews(OfAttempt):
     """What the owner did not know: a standing other than valid, or a newer record's holders."""
 
-    standing: Standing
+    standing: TaskStanding
     epoch: U32 = 0
     version: U32 = 0
     configuration: Configuration = Configuration()  # frozen

@@ -21,7 +21,7 @@ from swarmsched.gossip.exchange import (
     StateDigest,
     pack_listing,
 )
-from swarmsched.gossip.library import PARCEL_OVERHEAD_BYTES, Answer
+from swarmsched.gossip.library import PARCEL_OVERHEAD_BYTES, DueParcels
 from swarmsched.ids import Address, NodeId
 
 PACKET_OVERHEAD_BYTES = 72  # what IP, UDP and sealing add; counted against the byte cap
@@ -76,7 +76,7 @@ class Courier:
         self._counters["stream_bytes_sent"] += size + PACKET_OVERHEAD_BYTES
         return [SendPeer(node_id, message)]
 
-    def send_answer(self, answer: Answer, route: Route, now_s: float) -> list[Effect]:
+    def send_answer(self, answer: DueParcels, route: Route, now_s: float) -> list[Effect]:
         """As much of an answer as packets and cap allow; nothing for an empty one."""
         if answer.is_empty:
             return []
@@ -93,7 +93,7 @@ class Courier:
                 effects += self._datagram(address, payload, now_s)
         return effects
 
-    def _answer_by_stream(self, answer: Answer, node_id: NodeId, now_s: float) -> list[Effect]:
+    def _answer_by_stream(self, answer: DueParcels, node_id: NodeId, now_s: float) -> list[Effect]:
         wants = len(answer.want_nodes) + len(answer.want_cards) + len(answer.want_locations)
         fixed = MESSAGE_OVERHEAD_BYTES + 24 * wants
         fixed += sum(RANGE_OVERHEAD_BYTES + len(span.listing) for span in answer.ranges)
@@ -109,7 +109,7 @@ class Courier:
         )
         return self.send_message(node_id, delta, fixed + _size(parcels), now_s)
 
-    def _answer_by_datagrams(self, answer: Answer, address: Address, now_s: float) -> list[Effect]:
+    def _answer_by_datagrams(self, answer: DueParcels, address: Address, now_s: float) -> list[Effect]:
         room = min(PACKETS_PER_ANSWER * self._packet_bytes, int(self._packets.available(now_s)))
         wants = self._first_packet(answer)
         reserved = len(DATAGRAM_CODEC.encode(wants))
@@ -124,7 +124,7 @@ class Courier:
         self._counters["answers_cut"] += is_cut
         return effects
 
-    def _first_packet(self, answer: Answer) -> StateDelta:
+    def _first_packet(self, answer: DueParcels) -> StateDelta:
         """The wants of an answer as far as they go into one packet beside some parcels."""
         return StateDelta(
             want_nodes=pack_listing(answer.want_nodes[:WANTS_PER_PACKET]),
@@ -160,7 +160,7 @@ class Courier:
         return []
 
 
-def fill(answer: Answer, budget_bytes: int) -> tuple[list[Parcel], bool]:
+def fill(answer: DueParcels, budget_bytes: int) -> tuple[list[Parcel], bool]:
     """(parcels to send, whether something is left out): cards get half of the budget, then whatever is not used."""
     classes = (answer.nodes, answer.cards, answer.locations)
     shares = (budget_bytes * 3 // 8, budget_bytes // 2, budget_bytes // 8)

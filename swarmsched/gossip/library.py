@@ -60,7 +60,7 @@ RECORD_FAULTS = (SwarmError, ArithmeticError, AttributeError, LookupError, TypeE
 
 
 @dataclass(slots=True)
-class Answer:
+class DueParcels:
     """What a digest or a list of wants calls for, before budgets: parcels by class in the order of sending."""
 
     nodes: list[Parcel] = field(default_factory=list)
@@ -231,9 +231,9 @@ class Library:
             self.history.digest if is_full else 0,
         )
 
-    def answer_digest(self, digest: StateDigest, since_round: int, now_s: float) -> Answer:
+    def answer_digest(self, digest: StateDigest, since_round: int, now_s: float) -> DueParcels:
         """What we have that is newer, and what we want; RemoteProtocolError for a malformed digest."""
-        answer = Answer()
+        answer = DueParcels()
         theirs = (digest.setting_version, digest.setting_node)
         if self.setting.current.stamp > theirs:
             answer.nodes.append(self.setting_parcel())
@@ -250,9 +250,9 @@ class Library:
             self._list_buckets(answer, unpack_buckets(digest.buckets))
         return answer
 
-    def answer_delta(self, delta: StateDelta, now_s: float) -> Answer:
+    def answer_delta(self, delta: StateDelta, now_s: float) -> DueParcels:
         """What the sender of a delta asked for, and what its location ranges show to be missing on either side."""
-        answer = Answer()
+        answer = DueParcels()
         if delta.wants_setting:
             answer.nodes.append(self.setting_parcel())
         answer.nodes += _parcels(ParcelKind.NODE, _asked(self.nodes, delta.want_nodes), now_s)
@@ -263,7 +263,9 @@ class Library:
             self._compare_range(answer, span, now_s)
         return answer
 
-    def _compare_locations(self, answer: Answer, theirs: dict[bytes, Stamp], since_round: int, now_s: float) -> None:
+    def _compare_locations(
+        self, answer: DueParcels, theirs: dict[bytes, Stamp], since_round: int, now_s: float
+    ) -> None:
         for key, stamp in theirs.items():
             known = self.locations.stamp(key) or (0, 0)
             if stamp > known:
@@ -274,7 +276,7 @@ class Library:
             if key not in theirs:
                 answer.locations.append(self._location_parcel(key, now_s))
 
-    def _list_buckets(self, answer: Answer, theirs: dict[int, int]) -> None:
+    def _list_buckets(self, answer: DueParcels, theirs: dict[int, int]) -> None:
         """List the newest buckets whose hashes differ, for the other side to compare."""
         ours = self.locations.bucket_hashes
         differing = sorted((n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)), reverse=True)
@@ -282,7 +284,7 @@ class Library:
             low, high, stamps = self.locations.listing(number, self._rng)
             answer.ranges.append(LocationRange(low, high, pack_listing(stamps.items())))
 
-    def _compare_range(self, answer: Answer, span: LocationRange, now_s: float) -> None:
+    def _compare_range(self, answer: DueParcels, span: LocationRange, now_s: float) -> None:
         if len(span.low) != KEY_LENGTH or len(span.high) != KEY_LENGTH:
             raise RemoteProtocolError("range without keys", kind="LocationRange")
         theirs = unpack_listing(span.listing, KEY_LENGTH)
@@ -293,7 +295,7 @@ class Library:
         for key in self.locations.keys_between(span.low, span.high):
             self._add_if_newer(answer, key, theirs.get(key, (0, 0)), now_s)
 
-    def _add_if_newer(self, answer: Answer, key: bytes, stamp: Stamp, now_s: float) -> None:
+    def _add_if_newer(self, answer: DueParcels, key: bytes, stamp: Stamp, now_s: float) -> None:
         known = self.locations.stamp(key)
         if known is not None and known > stamp:
             answer.locations.append(self._location_parcel(key, now_s))

@@ -19,7 +19,7 @@ LARGE_SWARM = 3_000
 VERSION_JUMP_LIMIT = 2**20
 
 
-class Publication(Value):
+class RecordVersion(Value):
     """A new version to spread; `is_urgent` when free capacity changed and some peers should hear at once."""
 
     record: NodeRecord
@@ -96,7 +96,7 @@ class RecordPublisher:
             return min(renewal, max(self._load_s + LOAD_INTERVAL_S, self._published_s + self.interval_s))
         return renewal
 
-    def due(self, now_s: float) -> Publication | None:
+    def due(self, now_s: float) -> RecordVersion | None:
         """The next version if it is time for one."""
         if self._draft is None or now_s < self.next_deadline_s:
             return None
@@ -107,7 +107,7 @@ class RecordPublisher:
         record = replace(self._draft, version=self._version)
         self._published, self._published_s = record, now_s
         self._deadline_s = None
-        return Publication(record, before is None or _capacity(record) != _capacity(before))
+        return RecordVersion(record, before is None or _capacity(record) != _capacity(before))
 
 
 def _capacity(record: NodeRecord) -> object:

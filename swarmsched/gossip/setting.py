@@ -16,19 +16,21 @@ SETTING_KEY = "swarm"
 VERSION_JUMP_LIMIT = 2**20
 SETTING_BYTES_LIMIT = 2_048
 
+DEFAULT = PolicySetting()
+
 CheckSetting = Callable[[PolicySetting], None]
 """Raises SwarmError for a policy or parameters that this node cannot use."""
 
 
 class SwarmSetting(Value):
-    """The policy of the swarm.  Version 0 is the built-in default, never gossiped."""
+    """A `PolicySetting` as it travels, flat.  Version 0 is the built-in default, never gossiped."""
 
     version: U53 = 0
     node_id: Annotated[str, Meta(max_length=63)] = ""  # who set it
-    policy: Name = "swarm"
+    policy: Name = DEFAULT.name
     parameters: Annotated[Mapping[Name, Real], Meta(max_length=16)] = field(default_factory=dict)
-    elasticity: Elasticity = Elasticity.ON
-    is_restartable: bool = False  # what a job is that does not say whether it may be stopped and begun again
+    elasticity: Elasticity = DEFAULT.elasticity
+    is_restartable: bool = DEFAULT.is_restartable
 
     @property
     def stamp(self) -> tuple[int, str]:

@@ -32,7 +32,7 @@ from swarmsched.fields import Value
 from swarmsched.holders import Configuration, Holder, Quorum
 from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, EndDecided, PrepareAnswer
-from swarmsched.jobs.round import Phase, Round
+from swarmsched.jobs.round import Round, RoundPhase
 from swarmsched.jobs.succession import may_follow
 from swarmsched.jobs.update import (
     JobOver,
@@ -59,7 +59,7 @@ LOOKED_AT_MAX, REMINDERS_MAX = 1_000, 64  # at once, of the decided records that
 Output = list[SendPeer | Result]
 
 
-class Prepared(Value):
+class PreparedBallot(Value):
     """What is remembered of the last round, so that a steady shepherd's next update needs no prepare: a ballot that a
     quorum of `configuration` has promised us, and the decided record that was current then."""
 
@@ -96,7 +96,7 @@ class Proposer:
         self._update_timeout_s = update_timeout_s
         self._rounds: dict[JobId, Round] = {}  # at most one per job
         self._waiting: dict[JobId, deque[tuple[Request, float]]] = {}  # with deadline; only jobs that have a round
-        self._prepared: dict[JobId, Prepared] = {}  # each ballot is used at most once; oldest first
+        self._prepared: dict[JobId, PreparedBallot] = {}  # each ballot is used at most once; oldest first
         self._behind: dict[JobId, tuple[AcceptRequest, dict[Holder, None]]] = {}  # decided, and who never said so
         self._counters: dict[JobId, int] = {}  # highest counter used or reported per job; never falls
         self._counter_floor = FIRST_COUNTER  # highest of all forgotten jobs', so that no ballot is ever used again
@@ -161,9 +161,9 @@ class Proposer:
         if answer.is_over:
             return self._on_over(round_, holder, now_s)
         match answer:
-            case PrepareAnswer() if round_.phase is Phase.PREPARE:
+            case PrepareAnswer() if round_.phase is RoundPhase.PREPARE:
                 return self._on_prepare_answer(round_, holder, answer, now_s)
-            case AcceptAnswer() if round_.phase is Phase.ACCEPT:
+            case AcceptAnswer() if round_.phase is RoundPhase.ACCEPT:
                 return self._on_accept_answer(round_, holder, answer, now_s)
             case _:
                 return []
@@ -209,7 +209,7 @@ class Proposer:
             assert job_id not in self._prepared
             assert round_.wake_s < math.inf
             assert round_.ballot.counter <= max(self._counters.get(job_id, 0), self._counter_floor)
-            assert (round_.phase is not Phase.ACCEPT) or round_.proposal is not None
+            assert (round_.phase is not RoundPhase.ACCEPT) or round_.proposal is not None
 
     # --- rounds
 
@@ -226,9 +226,9 @@ class Proposer:
     def _prepare(self, round_: Round, now_s: float) -> Output:
         job_id = round_.request.job_id
         if self._has_no_ballot(job_id):  # not given up at once: whoever then asks again at once would never end
-            round_.phase, round_.wake_s = Phase.BACKOFF, round_.deadline_s
+            round_.phase, round_.wake_s = RoundPhase.BACKOFF, round_.deadline_s
             return []
-        round_.phase = Phase.PREPARE
+        round_.phase = RoundPhase.PREPARE
         round_.ballot = self.next_ballot(job_id)
         return self._send(round_, now_s)
 
@@ -311,7 +311,7 @@ class Proposer:
 
     def _propose(self, round_: Round, ballot: Ballot, value: JobRecord, outcome: Result | None, now_s: float) -> Output:
         job_id = round_.request.job_id
-        round_.phase = Phase.ACCEPT
+        round_.phase = RoundPhase.ACCEPT
         round_.ballot = ballot
         round_.proposal = AcceptRequest(job_id, ballot, value, self.next_ballot(job_id))
         round_.outcome = outcome
@@ -357,14 +357,14 @@ class Proposer:
         return self._back_off(round_, now_s) if round_.is_lost(self._quorum) else []
 
     def _back_off(self, round_: Round, now_s: float) -> Output:
-        if round_.phase is Phase.PREPARE and round_.leaseholder is not None:
+        if round_.phase is RoundPhase.PREPARE and round_.leaseholder is not None:
             return self._give_up(round_, f"{round_.leaseholder} still has its lease", now_s)
         # A holder that refused a ballot refuses it for ever, so a ballot that all refused wrote nothing.
-        if round_.phase is Phase.ACCEPT and round_.is_own:
+        if round_.phase is RoundPhase.ACCEPT and round_.is_own:
             round_.was_maybe_written |= bool(round_.acceptances) or bool(round_.silent)
         wait_s = self._rng.uniform(BACKOFF_MIN_S, BACKOFF_MAX_S) * 2.0 ** min(round_.conflicts, 10)
         round_.conflicts += 1
-        round_.phase = Phase.BACKOFF
+        round_.phase = RoundPhase.BACKOFF
         round_.wake_s = now_s + min(wait_s, BACKOFF_LIMIT_S)
         return []
 
@@ -373,7 +373,7 @@ class Proposer:
             return self._finish_over(round_, now_s)
         if round_.deadline_s <= now_s:
             return self._give_up(round_, self._why_undecided(round_), now_s)
-        if round_.phase is Phase.BACKOFF:
+        if round_.phase is RoundPhase.BACKOFF:
             return self._prepare(round_, now_s)
         if round_.refusals:  # the silent ones may be dead: a higher ballot may win without them
             return self._back_off(round_, now_s)
@@ -397,7 +397,7 @@ class Proposer:
         return [*round_.messages()]
 
     def _remember(self, round_: Round, ballot: Ballot, current: JobRecord | None) -> None:
-        self._prepared[round_.request.job_id] = Prepared(ballot, round_.configuration, current)
+        self._prepared[round_.request.job_id] = PreparedBallot(ballot, round_.configuration, current)
         while len(self._prepared) > REMEMBERED_MAX:
             self.drop(next(iter(self._prepared)))
 

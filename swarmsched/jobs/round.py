@@ -16,7 +16,7 @@ from swarmsched.jobs.update import Request, Result, UpdateRequested
 from swarmsched.record import JobRecord
 
 
-class Phase(Enum):
+class RoundPhase(Enum):
     """What a round is waiting for."""
 
     PREPARE = "prepare"
@@ -31,7 +31,7 @@ class Round:
     request: Request
     deadline_s: float
     configuration: Configuration  # of the newest record known to this round; the request's until one is known
-    phase: Phase = Phase.PREPARE
+    phase: RoundPhase = RoundPhase.PREPARE
     ballot: Ballot = field(default_factory=Ballot)
     wake_s: float = math.inf  # send again, or end of backoff
     resend_s: float = 0.0  # that was waited for answers to the last sending
@@ -50,7 +50,7 @@ class Round:
     @property
     def electorate(self) -> tuple[Configuration, ...]:
         """Who is asked: the present holders, and for a value that changes them its own too."""
-        if self.phase is Phase.ACCEPT and self.proposal is not None:
+        if self.phase is RoundPhase.ACCEPT and self.proposal is not None:
             return tuple(dict.fromkeys((self.configuration, self.proposal.value.configuration)))
         return (self.configuration,)
 
@@ -121,7 +121,7 @@ class Round:
             yield SendPeer(holder.node, self._message(holder))
 
     def _message(self, holder: Holder) -> PrepareRequest | AcceptRequest:
-        if self.phase is Phase.ACCEPT and self.proposal is not None:
+        if self.phase is RoundPhase.ACCEPT and self.proposal is not None:
             return replace(self.proposal, store=holder.store)
         return PrepareRequest(self.request.job_id, self.ballot, holder.store, self.takes_over)
 

@@ -22,7 +22,7 @@ OWN_DEVIATION = 0.1
 Kind = tuple[str, ...]
 
 
-class Measured(Protocol):
+class ClassTimes(Protocol):
     """Times of steps on GPUs of one class."""
 
     gpu: str
@@ -32,7 +32,7 @@ class Measured(Protocol):
 class ClassSpeeds:
     """By what kinds have measured."""
 
-    def __init__(self, measured: Sequence[tuple[Kind, Measured]]) -> None:
+    def __init__(self, measured: Sequence[tuple[Kind, ClassTimes]]) -> None:
         self._seen: dict[tuple[str, str], dict[Kind, float]] = {}
         by_kind: dict[Kind, dict[str, dict[Configuration, float]]] = {}
         for kind, speeds in measured:

@@ -13,7 +13,7 @@ from math import inf
 from typing import NamedTuple
 
 from swarmsched.errors import ConfigError
-from swarmsched.estimate import Work
+from swarmsched.estimate import StepCost
 from swarmsched.ids import NodeId
 
 EFFICIENCY = 0.35
@@ -46,7 +46,7 @@ class Tensor(NamedTuple):
         return min(self.count_bytes, rows * self.row_bytes) if self.row_bytes else self.count_bytes
 
 
-class Host(NamedTuple):
+class Offer(NamedTuple):
     """What a host could give to one job; a CPU-only host has no place for workers."""
 
     node: NodeId
@@ -65,7 +65,7 @@ class Tasks(NamedTuple):
     servers: int
 
 
-Layout = Sequence[tuple[Host, Tasks]]
+Layout = Sequence[tuple[Offer, Tasks]]
 """The hosts that have anything.  Without servers the workers reduce among themselves in a ring."""
 
 
@@ -84,7 +84,7 @@ def moved(tensors: Sequence[Tensor], rows: int) -> tuple[float, float]:
     return sum(each), max(each)
 
 
-def check(work: Work) -> None:
+def check(work: StepCost) -> None:
     """ConfigError names what no model has; the rest of the figures may be 0."""
     for name in ("local_batch", "sample_flops", "parameter_bytes", "moved_bytes"):
         if not 0.0 < getattr(work, name) < inf:
@@ -94,7 +94,7 @@ def check(work: Work) -> None:
             raise ConfigError(f"work.{name}", f"{getattr(work, name)} is out of range", "measure it, or leave it 0")
 
 
-def throughput(work: Work, layout: Layout, is_synchronous: bool = True) -> float:
+def throughput(work: StepCost, layout: Layout, is_synchronous: bool = True) -> float:
     """Samples a second of all workers; 0 where something does not fit.  `work` was checked."""
     workers, servers = (sum([tasks[at] for _, tasks in layout]) for at in (0, 1))
     if not workers or not all(fits(work, host, tasks, servers) for host, tasks in layout):
@@ -108,7 +108,7 @@ def throughput(work: Work, layout: Layout, is_synchronous: bool = True) -> float
     return sum([tasks.workers * work.local_batch / (mine + max(own, busiest_s)) for (_, tasks), mine, own in each])
 
 
-def fits(work: Work, host: Host, tasks: Tasks, servers: int) -> bool:
+def fits(work: StepCost, host: Offer, tasks: Tasks, servers: int) -> bool:
     """Whether a host has GPUs, cores and memory for its tasks, of so many servers in all."""
     worker_bytes = 1.1 * (2.0 * work.parameter_bytes + work.local_batch * work.activation_bytes)
     input_bytes = 2.0 * PREFETCHED * work.local_batch * work.sample_bytes + GIB
@@ -124,20 +124,20 @@ def fits(work: Work, host: Host, tasks: Tasks, servers: int) -> bool:
     )
 
 
-def local_s(work: Work, host: Host, tasks: Tasks) -> float:
+def local_s(work: StepCost, host: Offer, tasks: Tasks) -> float:
     """Of a worker: GPU and input pipeline overlap.  One core feeds the GPU, and does both where there is no other."""
     compute_s = work.local_batch * work.sample_flops / (EFFICIENCY * host.flops_per_s)
     cores = (host.cpus - SERVER_CORES * tasks.servers) / tasks.workers - 1.0
     return max(compute_s, work.local_batch * work.decode_core_s / max(cores, 0.5))
 
 
-def _ring_s(work: Work, layout: Layout) -> float:
+def _ring_s(work: StepCost, layout: Layout) -> float:
     workers = sum(tasks.workers for _, tasks in layout)
     link = min(host.network_bytes_per_s for host, _ in layout) if len(layout) > 1 else BUS_BYTES_PER_S
     return 2.0 * (workers - 1) / workers * work.moved_bytes / link + HOP_S * (workers - 1)
 
 
-def _served_s(work: Work, layout: Layout) -> list[float]:
+def _served_s(work: StepCost, layout: Layout) -> list[float]:
     """By host: gradients to the servers and parameters back, as much as crosses its network or its bus."""
     workers, held = sum(tasks.workers for _, tasks in layout), _held_bytes(work, [tasks for _, tasks in layout])
     whole, found = sum(held), []
@@ -147,7 +147,7 @@ def _served_s(work: Work, layout: Layout) -> list[float]:
     return found
 
 
-def _held_bytes(work: Work, tasks: Sequence[Tasks]) -> list[float]:
+def _held_bytes(work: StepCost, tasks: Sequence[Tasks]) -> list[float]:
     """By host: the server with the largest tensor is where most workers are; the others share the rest evenly."""
     servers = sum(each.servers for each in tasks)
     largest = max(work.largest_bytes, work.moved_bytes / servers)

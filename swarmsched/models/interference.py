@@ -26,7 +26,7 @@ PART_LEAST, PART_MOST = 0.03, 0.5
 JOBS_KEPT = 256
 
 
-class Witness(Value):
+class PairTimes(Value):
     """Seconds of a step of one job in one configuration, alone and beside another job on several nodes."""
 
     configuration: Configuration
@@ -39,7 +39,7 @@ class Witness(Value):
 class Interference(Value):
     """What was seen so far; the newest last."""
 
-    witnesses: Annotated[dict[str, Witness], Meta(max_length=JOBS_KEPT)] = field(default_factory=dict)
+    witnesses: Annotated[dict[str, PairTimes], Meta(max_length=JOBS_KEPT)] = field(default_factory=dict)
     lost: Annotated[dict[str, float], Meta(max_length=JOBS_KEPT)] = field(
         default_factory=dict
     )  # parts of speed, by job
@@ -54,7 +54,7 @@ class Interference(Value):
         """With what jobs tell now.  A time counts as one of its surroundings once they were so at the look before."""
         spread = {job.job_id: {share.node for share in job.shares} for job in jobs if len(job.shares) > 1}
         counts = Counter([node for nodes in spread.values() for node in nodes])
-        witnesses: dict[str, Witness] = {}
+        witnesses: dict[str, PairTimes] = {}
         lost = dict(self.lost)
         for job in jobs:
             if job.job_id in spread and (now := self._witness(job, spread, counts)):
@@ -66,7 +66,7 @@ class Interference(Value):
 
     def _witness(
         self, job: JobView, spread: Mapping[JobId, set[NodeId]], counts: Mapping[NodeId, int]
-    ) -> Witness | None:
+    ) -> PairTimes | None:
         told = job.own or job.card.estimate
         if told is None or told.is_prior or not told.points or job.state is not JobState.RUNNING:
             return None
@@ -76,7 +76,7 @@ class Interference(Value):
         is_beside = any(counts[node] > 1 for node in spread[job.job_id])
         before = self.witnesses.get(job.job_id)
         if before is None or before.configuration != configuration(newest):
-            before = Witness(configuration(newest), is_beside)
+            before = PairTimes(configuration(newest), is_beside)
         if before.is_beside != is_beside:
             return replace(before, is_beside=is_beside, is_settled=False)
         if not before.is_settled:

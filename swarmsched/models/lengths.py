@@ -45,7 +45,7 @@ have had as those just before."""
 Parts = tuple[tuple["LengthPool | LogNormal", float], ...]
 
 
-class Left(NamedTuple):
+class TimeLeft(NamedTuple):
     """Seconds on the GPUs that a job asked for: as expected, within which interval (four of five), and its index."""
 
     expected_s: float
@@ -119,15 +119,15 @@ class Lengths:
                 for key in _pools(card):
                     told[key].append((card.user, length_s))
         self._pools = {key: LengthPool(each) for key, each in told.items()}
-        self._found: dict[tuple[object, ...], Left] = {}
+        self._found: dict[tuple[object, ...], TimeLeft] = {}
 
-    def left(self, card: JobCard, attained_gpu_s: float, running_s: float) -> Left:
+    def left(self, card: JobCard, attained_gpu_s: float, running_s: float) -> TimeLeft:
         """What is left of a live job by now, on the GPUs that it asked for."""
         had_s, limit_s = attained_gpu_s / max(1, gpus_asked(card)), card.time_limit_s
         rest_s = max(LEAST_S, limit_s - running_s) if limit_s else 0.0
         return self._left(_pools(card)[-1], _rounded(had_s), _rounded(limit_s), _rounded(rest_s))
 
-    def _left(self, pool: tuple[object, ...], had_s: float, limit_s: float, rest_s: float) -> Left:
+    def _left(self, pool: tuple[object, ...], had_s: float, limit_s: float, rest_s: float) -> TimeLeft:
         key = (pool, had_s, limit_s, rest_s)
         found = self._found.get(key)
         if found is None:
@@ -183,7 +183,7 @@ def _beyond(parts: Parts, time_s: float) -> tuple[float, float]:
     return alive, beyond
 
 
-def _left(parts: Parts, had_s: float, rest_s: float) -> Left:
+def _left(parts: Parts, had_s: float, rest_s: float) -> TimeLeft:
     scale, at_s = 1.0, had_s
     while (found := _beyond(parts, at_s))[0] < RARE:
         at_s /= 1.5
@@ -204,7 +204,7 @@ def _left(parts: Parts, had_s: float, rest_s: float) -> Left:
         if is_end:
             break
     low_s, high_s = (_quantile(parts, part * alive, at_s, rest_s) for part in (0.9, 0.1))
-    return Left(*[each * scale for each in (expected_s, low_s, high_s, best_s)])
+    return TimeLeft(*[each * scale for each in (expected_s, low_s, high_s, best_s)])
 
 
 def _quantile(parts: Parts, part: float, had_s: float, rest_s: float) -> float:

@@ -33,7 +33,7 @@ UNANSWERED = (AttemptPhase.HOLDING, AttemptPhase.HELD, AttemptPhase.COMMITTING)
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class LifePhase:
     """Of a job's life: what is due in one state.  `entered` is told the record of before; None: it was taken up."""
 
     entered: Callable[[ShepherdState, JobRecord | None], list[ShepherdEffect]]
@@ -373,16 +373,16 @@ def _handed_over(job: ShepherdState) -> list[ShepherdEffect]:
     return [job.announce("job.handed_over", f"{successor} shepherds it from now on")] if successor != job.me else []
 
 
-PHASES: Mapping[JobState, Phase] = {
-    JobState.QUEUED: Phase(_back_in_queue, (_rescale, _follow_attempt), (_placed, _settled)),
-    JobState.STARTING: Phase(
+PHASES: Mapping[JobState, LifePhase] = {
+    JobState.QUEUED: LifePhase(_back_in_queue, (_rescale, _follow_attempt), (_placed, _settled)),
+    JobState.STARTING: LifePhase(
         _agreed, (_rescale, _follow_attempt, _doom, _stop_ranks), (_aborted, _start_failed, _started, _ended)
     ),
-    JobState.RUNNING: Phase(
+    JobState.RUNNING: LifePhase(
         _runs,
         (_rescale, *regrouping.COMMANDS, _doom, _stop_ranks),
         (_ended, _past_limit, *regrouping.CHANGES, _settled),
     ),
-    JobState.STOPPING: Phase(_stops, (_rescale, _stop_ranks), (_ended,)),
-    JobState.ENDED: Phase(_over),
+    JobState.STOPPING: LifePhase(_stops, (_rescale, _stop_ranks), (_ended,)),
+    JobState.ENDED: LifePhase(_over),
 }

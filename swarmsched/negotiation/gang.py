@@ -20,7 +20,7 @@ STAGING = (StartPhase.SYNC, StartPhase.ENVIRONMENT)
 INFERRED_GENERATION = 2**53  # of a status that we inferred: above all that an owner sends
 
 
-class Rigid:
+class RigidGang:
     """How a gang of fixed size behaves, in answer to the questions that its shepherd has."""
 
     def is_ended_by(self, dead: Collection[Place], gang: "Gang", record: JobRecord) -> bool:
@@ -40,7 +40,7 @@ class Rigid:
         return gang.failures
 
 
-class Elastic(Rigid):
+class ElasticGang(RigidGang):
     """How a gang behaves whose members come and go while it trains."""
 
     def is_ended_by(self, dead: Collection[Place], gang: "Gang", record: JobRecord) -> bool:
@@ -61,7 +61,7 @@ class Elastic(Rigid):
         return found
 
 
-RIGID, ELASTIC = Rigid(), Elastic()
+RIGID, ELASTIC = RigidGang(), ElasticGang()
 
 
 def may_have_trained(task: TaskStatus | None) -> bool:

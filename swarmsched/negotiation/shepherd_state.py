@@ -23,7 +23,7 @@ from swarmsched.negotiation.blame import failed_nodes
 from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, Scaled, StopWished
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt
 from swarmsched.negotiation.claiming import Claiming
-from swarmsched.negotiation.gang import ELASTIC, RIGID, Gang, GangEnd, Rigid
+from swarmsched.negotiation.gang import ELASTIC, RIGID, Gang, GangEnd, RigidGang
 from swarmsched.negotiation.inquiry import Commands, Inquiry
 from swarmsched.negotiation.namesakes import Namesakes
 from swarmsched.negotiation.pacing import Pacing, Refusals
@@ -172,7 +172,7 @@ class ShepherdState:
         return is_free and not self.decided.leftovers
 
     @property
-    def conduct(self) -> Rigid:
+    def conduct(self) -> RigidGang:
         """How its gang behaves now."""
         is_elastic = self.decided.spec.elastic and self.decided.state is JobState.RUNNING
         return ELASTIC if is_elastic else RIGID

@@ -14,7 +14,7 @@ from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import MEMBERSHIP_PEER_KINDS
 from swarmsched.holder.machine import NodeEffect, Taker
 from swarmsched.node.config import NodeConfig
-from swarmsched.node.publication import Gossip
+from swarmsched.node.publication import GossipTraffic
 
 PEER_MESSAGES = tuple(MEMBERSHIP_PEER_KINDS.values())
 LIVE = (MemberStatus.ALIVE, MemberStatus.SUSPECT, MemberStatus.CONFLICT)
@@ -25,7 +25,7 @@ class Liveness:
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        own = (Gossip.MEMBERSHIP, *PEER_MESSAGES, DatagramSendFailed, LoopLagged, TimerFired)
+        own = (GossipTraffic.MEMBERSHIP, *PEER_MESSAGES, DatagramSendFailed, LoopLagged, TimerFired)
         self.takes: Mapping[object, Taker] = {
             **dict.fromkeys(own, self._step),
             PeerSendFailed: self._undelivered,

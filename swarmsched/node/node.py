@@ -40,7 +40,7 @@ from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.node.jobs import Jobs
 from swarmsched.node.liveness import Liveness, make_membership
 from swarmsched.node.parts import PRODUCTION, Parts
-from swarmsched.node.publication import Gossip, Publication, make_state_plane
+from swarmsched.node.publication import GossipTraffic, Publication, make_state_plane
 from swarmsched.node.resources import Resources
 from swarmsched.node.snapshot import Snapshot
 
@@ -132,7 +132,7 @@ class Node(Snapshot):
         if kind is DatagramReceived:
             assert isinstance(event, DatagramReceived)
             is_membership = is_membership_payload(event.payload)
-            return self._deliver(Gossip.MEMBERSHIP if is_membership else Gossip.STATE, event, clock)
+            return self._deliver(GossipTraffic.MEMBERSHIP if is_membership else GossipTraffic.STATE, event, clock)
         if kind is TimerFired:
             return self._fire(event, clock)
         if isinstance(event, PeerMessageReceived):

@@ -49,14 +49,14 @@ from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth
 
 
-class Gossip(Enum):
+class GossipTraffic(Enum):
     """Whose a datagram is."""
 
     MEMBERSHIP = auto()
     STATE = auto()
 
 
-STATE_TRAFFIC: tuple[object, ...] = (Gossip.STATE, *STATE_MESSAGES.values())
+STATE_TRAFFIC: tuple[object, ...] = (GossipTraffic.STATE, *STATE_MESSAGES.values())
 
 
 class Publication:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from swarmsched.card import RankKey
 from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
-from swarmsched.models.hosts import Host, peak_flops
+from swarmsched.models.hosts import Offer, peak_flops
 from swarmsched.policies.base import joined, start
 from swarmsched.policies.fifo import Fifo
 from swarmsched.policies.hosting import Choice, choose
@@ -68,10 +68,10 @@ class Dike(Fifo):
         return max(found, key=lambda one: one.samples_per_s, default="no free hosts hold its model and input")
 
 
-def _host(room: Room, node: NodeId, ranks: int, demand: Demand, network_bytes_per_s: float) -> Host:
+def _host(room: Room, node: NodeId, ranks: int, demand: Demand, network_bytes_per_s: float) -> Offer:
     """Its slowest suitable GPUs count: which ones a rank gets is its owner's choice."""
     free = room.free(node)
     kinds = [each for each in free.gpus if suits(each, demand)]
     peak = min([peak_flops(each.model) for each in kinds])
     memory_bytes = demand.gpus * min([each.memory_bytes for each in kinds])
-    return Host(node, ranks, free.cpus, free.memory_bytes, demand.gpus * peak, memory_bytes, network_bytes_per_s)
+    return Offer(node, ranks, free.cpus, free.memory_bytes, demand.gpus * peak, memory_bytes, network_bytes_per_s)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from msgspec.msgpack import decode, encode
 from msgspec.structs import replace
 
-from swarmsched.estimate import Elastic, Estimate, NoisePoint
+from swarmsched.estimate import Estimate, NoisePoint, Resizable
 from swarmsched.fields import Job, Value
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.base import SubmitOrder, in_rank_order
@@ -50,7 +50,7 @@ class _Dealt(Value):
 
 
 @dataclass
-class Table(Sized):
+class SpeedUps(Sized):
     """What a job makes of each number of ranks."""
 
     value: Floats
@@ -89,7 +89,7 @@ class ElasticBatch:
         plan = Plan((*kept, *placed(tables, room, Room(view.nodes))), encode(_Dealt(digest, wanted)))
         return reviewed(plan, self._book)
 
-    def _table(self, job: JobView, gpus: int, per_node: int, gpu: str) -> Table:
+    def _table(self, job: JobView, gpus: int, per_node: int, gpu: str) -> SpeedUps:
         elastic, per_rank = elastic_of(job), max(1, job.demand.gpus)
         limit = min(elastic.ranks_most, (self._gpus_max or gpus) // per_rank, gpus // per_rank)
         most = max(1, elastic.ranks_least, limit)
@@ -102,9 +102,9 @@ class ElasticBatch:
             value[: elastic.ranks_least] = 0.0
         least = int((value > 0.0).argmax())
         value *= least * per_rank / value[least]
-        return Table(job, goodput if self._rebatches else None, least, value)
+        return SpeedUps(job, goodput if self._rebatches else None, least, value)
 
-    def _rate(self, goodput: Goodput, elastic: Elastic) -> Floats:
+    def _rate(self, goodput: Goodput, elastic: Resizable) -> Floats:
         if self._rebatches:
             return goodput.rate.copy()
         return goodput.with_batch(elastic.global_batch or elastic.batches.first)
@@ -114,7 +114,7 @@ class ElasticBatch:
             return estimate
         return replace(estimate, noise=(NoisePoint(1, ALL_NOISE),))
 
-    def _size(self, admitted: Sequence[Table], free: int) -> None:
+    def _size(self, admitted: Sequence[SpeedUps], free: int) -> None:
         ranks = [each.least for each in admitted]
         left = free - sum([each.least * each.per_rank for each in admitted])
         deal = deal_exactly if self._deals_exactly else auction
@@ -123,7 +123,7 @@ class ElasticBatch:
             each.ranks = size
 
 
-def _admitted(tables: Iterable[Table], free: int, room: Room) -> list[Table]:
+def _admitted(tables: Iterable[SpeedUps], free: int, room: Room) -> list[SpeedUps]:
     """Those that have GPUs, then the queue up to the first that does not fit beside them."""
     found, empty = [], room.emptied()
     for each in sorted(tables, key=lambda one: not one.held):  # stable: first come, first served within both
@@ -136,11 +136,11 @@ def _admitted(tables: Iterable[Table], free: int, room: Room) -> list[Table]:
     return found
 
 
-def _may_ever_fit(each: Table, empty: Room) -> bool:
+def _may_ever_fit(each: SpeedUps, empty: Room) -> bool:
     return held_by(empty, each.job) >= each.least
 
 
-def _digest(admitted: Sequence[Table], free: int) -> bytes:
+def _digest(admitted: Sequence[SpeedUps], free: int) -> bytes:
     """Of all that makes the sizes change: who is there, and how much for them."""
     text = ",".join([str(free), *sorted(each.job.job_id for each in admitted)])
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -26,7 +26,7 @@ from swarmsched.policies.resizing import (
     reviewed,
     unmeasured,
 )
-from swarmsched.policies.tiresias import Place, Tiresias
+from swarmsched.policies.tiresias import LinePlace, Tiresias
 from swarmsched.resources import world_size
 from swarmsched.view import ClusterView, JobView, Plan
 
@@ -35,7 +35,7 @@ from swarmsched.view import ClusterView, JobView, Plan
 class Grown(Sized):
     """A job by its place in the line, with its speed-up over one GPU by world size, from its least on."""
 
-    place: Place
+    place: LinePlace
     speed_up: Floats
 
     @property
@@ -89,7 +89,7 @@ class ElasticTiresias(Tiresias):
     def _deal(self, grown: Sequence[Grown], free: int) -> None:
         _expand(grown, self._compacted(grown, _down_the_line(grown, free)))
 
-    def _grown(self, place: Place, gpus: int, per_node: int, gpu: str) -> Grown:
+    def _grown(self, place: LinePlace, gpus: int, per_node: int, gpu: str) -> Grown:
         job, elastic = place.job, elastic_of(place.job)
         per_rank = max(1, job.demand.gpus)
         most = max(1, elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank))

@@ -11,9 +11,9 @@ from itertools import product
 from typing import NamedTuple
 
 from swarmsched.errors import ConfigError
-from swarmsched.estimate import Work
+from swarmsched.estimate import StepCost
 from swarmsched.ids import NodeId
-from swarmsched.models.hosts import Host, Layout, Tasks, check, fits, local_s, throughput
+from swarmsched.models.hosts import Layout, Offer, Tasks, check, fits, local_s, throughput
 
 NEARLY = 0.02
 """Of the speed: what fewer workers, servers or hosts may cost.  Stopping at the first small gain, as a knee rule does,
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    work: Work, hosts: Sequence[Host], sizes: range, *, has_servers: bool = False, is_synchronous: bool = True
+    work: StepCost, hosts: Sequence[Offer], sizes: range, *, has_servers: bool = False, is_synchronous: bool = True
 ) -> Choice | None:
     """The best layout with so many workers, or None where none fits; ConfigError where `work` or a host cannot be."""
     check(work)
@@ -73,7 +73,7 @@ def _speed(choice: Choice) -> float:
     return choice.samples_per_s
 
 
-def _orders(work: Work, hosts: Sequence[Host]) -> list[list[tuple[Host, int]]]:
+def _orders(work: StepCost, hosts: Sequence[Offer]) -> list[list[tuple[Offer, int]]]:
     """Hosts with at most so many workers each, the fastest first, for each such number."""
     able = [host for host in hosts if host.workers and host.flops_per_s]
     orders = []
@@ -84,12 +84,12 @@ def _orders(work: Work, hosts: Sequence[Host]) -> list[list[tuple[Host, int]]]:
     return orders
 
 
-def _room(work: Work, host: Host, most: int) -> int:
+def _room(work: StepCost, host: Offer, most: int) -> int:
     counts = range(min(most, host.workers), 0, -1)
     return next((count for count in counts if fits(work, host, Tasks(count, 0), 0)), 0)
 
 
-def _dealt(orders: Sequence[Sequence[tuple[Host, int]]], workers: int) -> Iterator[dict[Host, int]]:
+def _dealt(orders: Sequence[Sequence[tuple[Offer, int]]], workers: int) -> Iterator[dict[Offer, int]]:
     """Even shares on the first hosts of each order that hold so many."""
     for order in orders:
         held = 0
@@ -100,11 +100,11 @@ def _dealt(orders: Sequence[Sequence[tuple[Host, int]]], workers: int) -> Iterat
                 break
 
 
-def _in_ring(workers: Mapping[Host, int]) -> Layout:
+def _in_ring(workers: Mapping[Offer, int]) -> Layout:
     return [(host, Tasks(count, 0)) for host, count in workers.items()]
 
 
-def _with_servers(hosts: Sequence[Host], workers: Mapping[Host, int]) -> Iterator[Layout]:
+def _with_servers(hosts: Sequence[Offer], workers: Mapping[Offer, int]) -> Iterator[Layout]:
     for count in range(1, min(SERVERS_MOST, max(sum(workers.values()), len(hosts))) + 1):
         for places in _places(hosts, list(workers)):
             servers = _even(places, [count] * len(places), count)
@@ -112,7 +112,7 @@ def _with_servers(hosts: Sequence[Host], workers: Mapping[Host, int]) -> Iterato
             yield [(host, Tasks(workers.get(host, 0), servers.get(host, 0))) for host in both]
 
 
-def _improved(choice: Choice, hosts: Sequence[Host], sizes: range, rate: Callable[[Layout], float]) -> Choice:
+def _improved(choice: Choice, hosts: Sequence[Offer], sizes: range, rate: Callable[[Layout], float]) -> Choice:
     """One task added, taken away or moved at a time, while that makes it faster."""
     while len(choice.layout) <= IMPROVED_HOSTS:
         found = [Choice(layout, rate(layout)) for layout in _neighbours(choice, hosts, sizes)]
@@ -123,7 +123,7 @@ def _improved(choice: Choice, hosts: Sequence[Host], sizes: range, rate: Callabl
     return choice
 
 
-def _neighbours(choice: Choice, hosts: Sequence[Host], sizes: range) -> Iterator[Layout]:
+def _neighbours(choice: Choice, hosts: Sequence[Offer], sizes: range) -> Iterator[Layout]:
     tasks = dict(choice.layout)
     others = {host._replace(node=NodeId("")): host for host in reversed(hosts) if host not in tasks}  # one of each kind
     workers, servers = choice.workers, choice.servers
@@ -141,7 +141,7 @@ def _neighbours(choice: Choice, hosts: Sequence[Host], sizes: range) -> Iterator
                 yield [(host, each) for host, each in moved.items() if any(each)]
 
 
-def _places(hosts: Sequence[Host], with_workers: Sequence[Host]) -> Iterator[Sequence[Host]]:
+def _places(hosts: Sequence[Offer], with_workers: Sequence[Offer]) -> Iterator[Sequence[Offer]]:
     """Hosts for servers: without GPUs, one or more of them; with workers; both; and only where most workers are."""
     plain = sorted(
         [host for host in hosts if not host.workers or not host.flops_per_s],
@@ -155,7 +155,7 @@ def _places(hosts: Sequence[Host], with_workers: Sequence[Host]) -> Iterator[Seq
         yield [*with_workers, *plain]
 
 
-def _even(hosts: Sequence[Host], rooms: Sequence[int], count: int) -> dict[Host, int]:
+def _even(hosts: Sequence[Offer], rooms: Sequence[int], count: int) -> dict[Offer, int]:
     """Dealt in turn while there is room; those with none are left out."""
     dealt = dict.fromkeys(hosts, 0)
     while count:

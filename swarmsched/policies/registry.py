@@ -179,7 +179,7 @@ POLICIES: dict[str, PolicyKind] = {
 }
 
 
-_RIGID = PolicyKind("swarm", "where no job takes several sizes", _SWARM, f"{_ROOM}turns:Rigid")
+_RIGID = PolicyKind("swarm", "where no job takes several sizes", _SWARM, f"{_ROOM}turns:RigidPlanner")
 
 
 def add(kind: object) -> PolicyKind:

@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 from msgspec.structs import replace
 
-from swarmsched.estimate import Elastic, Estimate
+from swarmsched.estimate import Estimate, Resizable
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook, Question
 from swarmsched.policies.base import (
@@ -396,9 +396,9 @@ def never_given_up(job: JobView) -> int:
     return min(world_size(job.shares), elastic.ranks_least) if elastic.is_live else 0
 
 
-def elastic_of(job: JobView) -> Elastic:
+def elastic_of(job: JobView) -> Resizable:
     """World sizes that a job takes: the one that it asked for unless it says otherwise, and the one that it has."""
-    elastic = job.card.elastic or Elastic(job.ranks, job.ranks)
+    elastic = job.card.elastic or Resizable(job.ranks, job.ranks)
     least = max(1, elastic.ranks_least)
     most = max(least, elastic.ranks_most, world_size(job.shares))
     if (least, most) == (elastic.ranks_least, elastic.ranks_most):

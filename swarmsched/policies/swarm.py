@@ -68,7 +68,7 @@ LEAST_TOLD = 0.005  # of a gain in speed, to people
 
 
 @dataclass
-class Candidate(Sized):
+class Contender(Sized):
     """A job that may get more, less or other GPUs; `rate` and `value` by world size."""
 
     rate: Floats
@@ -213,7 +213,7 @@ class Swarm:
         view: ClusterView,
         turns: Turns,
         now_s: float,
-    ) -> list[Candidate]:
+    ) -> list[Contender]:
         """The jobs, and of each the classes on which it may run, with what they are worth at each size."""
         found = self._known(jobs, classes, gpus, view, turns, now_s)
         value = self._value(found, turns, now_s)
@@ -237,7 +237,7 @@ class Swarm:
         view: ClusterView,
         turns: Turns,
         now_s: float,
-    ) -> list[Candidate]:
+    ) -> list[Contender]:
         """The jobs with what is known of them."""
         share = max(1, gpus // max(1, len(jobs)))
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
@@ -262,7 +262,7 @@ class Swarm:
         turns: Turns,
         now_s: float,
         per_node: int,
-    ) -> Candidate:
+    ) -> Contender:
         """Its rates, and what is left of it, by the first class of several whose limits differ."""
         goodput = next(iter(by_gpu.values()), None)
         per_rank, elastic = max(1, job.demand.gpus), elastic_of(job)
@@ -279,7 +279,7 @@ class Swarm:
         turn = turns.of(job)
         left_s = max(LEAST_S, _left_s(job, goodput, usual) or turn.service_gpu_s / share_gpus)
         ranks_per_node = max(1, per_node // per_rank)
-        found = Candidate(job, goodput, elastic.ranks_least, rate, usual, left_s, ranks_per_node, turn)
+        found = Contender(job, goodput, elastic.ranks_least, rate, usual, left_s, ranks_per_node, turn)
         found.unfairness = turns.unfairness(found.rho(turns.age_s(job))) if found.held else turn.unfairness
         found.slowdown = self._interference.part
         found.by_gpu, found.limited = by_gpu, limited
@@ -292,7 +292,7 @@ class Swarm:
         """How long a change is likely to last: several pauses."""
         return min(max(self._horizon_s, PAUSES[0] * pause_s), PAUSES[1] * pause_s)
 
-    def _value(self, candidates: Sequence[Candidate], turns: Turns, now_s: float) -> Floats:
+    def _value(self, candidates: Sequence[Contender], turns: Turns, now_s: float) -> Floats:
         """Of each job and world size, but for the weight: speed after a pause, which is paid from the time it lasts.
 
         That is taken to be no longer than the job has kept its present GPUs, and to them there is no pause.  One that
@@ -322,7 +322,7 @@ class Swarm:
         return value
 
 
-def _calm(candidates: Sequence[Candidate], turns: Turns, now_s: float, utc_s: float) -> None:
+def _calm(candidates: Sequence[Contender], turns: Turns, now_s: float, utc_s: float) -> None:
     """Running jobs that are left as they are for now."""
     waiting = [inverse_priority(each.job) for each in candidates if not each.held]
     for each in candidates:
@@ -336,7 +336,7 @@ def _calm(candidates: Sequence[Candidate], turns: Turns, now_s: float, utc_s: fl
             each.stay(is_firm=not waiting)
 
 
-def _keep_deadlines(candidates: Sequence[Candidate], gpus: int, utc_s: float) -> None:
+def _keep_deadlines(candidates: Sequence[Contender], gpus: int, utc_s: float) -> None:
     """Whose least size is not enough for its deadline, or presses, has the fewest ranks that are: its minimum
     satisfactory share (ElasticFlow, ASPLOS 2023); those with the earliest first, as far as there are GPUs."""
     due = [each for each in candidates if each.job.card.deadline_utc_s and each.goodput and utc_s]
@@ -353,7 +353,7 @@ def _keep_deadlines(candidates: Sequence[Candidate], gpus: int, utc_s: float) ->
             each.reserved, left = ranks, left - more
 
 
-def _deal_sizes(candidates: Sequence[Candidate], gpus: int, utc_s: float) -> None:
+def _deal_sizes(candidates: Sequence[Contender], gpus: int, utc_s: float) -> None:
     """Those of higher priority first, beside the least of each."""
     _keep_deadlines(candidates, gpus, utc_s)
     left = gpus - sum([each.reserved * each.per_rank for each in candidates])
@@ -371,7 +371,7 @@ def _must_mix(job: JobView, room: Room) -> bool:
     return job.card.mixed_gpus and room.ranks_alike(job.demand) < elastic_of(job).ranks_least
 
 
-def _placeless(candidates: Sequence[Candidate], decisions: Sequence[Decision]) -> list[Candidate]:
+def _placeless(candidates: Sequence[Contender], decisions: Sequence[Decision]) -> list[Contender]:
     """Who was dealt enough and has no place, though others may have to make it one: the first of them first."""
     without = {each.job_id for each in decisions if each.change is Change.WAIT and not each.target.shares}
     lowest = max([inverse_priority(each.job) for each in candidates if each.held], default=-1)
@@ -407,9 +407,9 @@ def _column(numbers: Sequence[float]) -> Floats:
     return np.array(numbers, float)[:, None]
 
 
-def _by_priority(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+def _by_priority(candidates: Sequence[Contender]) -> list[list[Contender]]:
     """Groups that are dealt GPUs one after the other."""
-    groups: dict[int, list[Candidate]] = {}
+    groups: dict[int, list[Contender]] = {}
     for each in candidates:
         groups.setdefault(inverse_priority(each.job), []).append(each)
     return [groups[rank] for rank in sorted(groups)]

@@ -35,7 +35,7 @@ _MEMORY = msgspec.msgpack.Decoder(Annotated[tuple[_Promoted, ...], Meta(max_leng
 
 
 @dataclass(frozen=True)
-class Place:
+class LinePlace:
     """A job's place in the line: the service that counts, and the class that follows from it, from 0."""
 
     job: JobView
@@ -49,10 +49,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Line:
+class ServiceLine:
     """All jobs, the first to run first; what is to be remembered, and when time alone changes the line (0: never)."""
 
-    places: Sequence[Place]
+    places: Sequence[LinePlace]
     memory: bytes
     review_s: float
 
@@ -71,15 +71,15 @@ class Tiresias:
         decisions = dealt(view, [(each.job, each.told) for each in line.places])
         return Plan(decisions, line.memory, review_s=line.review_s)
 
-    def _line(self, view: ClusterView, now_s: float) -> "Line":
+    def _line(self, view: ClusterView, now_s: float) -> "ServiceLine":
         merit = self._merit(view.history)
         since = {each.job_id: each.attained_gpu_s for each in _MEMORY.decode(view.memory)} if view.memory else {}
         counted = {job.job_id: self._counted(job, since, now_s) for job in view.jobs}
         ranked = sorted(view.jobs, key=lambda job: self._rank(job, counted[job.job_id], merit))
-        places = [Place(job, self._service_class(counted[job.job_id]), counted[job.job_id]) for job in ranked]
+        places = [LinePlace(job, self._service_class(counted[job.job_id]), counted[job.job_id]) for job in ranked]
         kept = tuple([_Promoted(job.job_id, since[job.job_id]) for job in view.jobs if job.job_id in since])
         review_s = min((self._changes_in_s(job, counted[job.job_id], now_s) for job in view.jobs), default=inf)
-        return Line(places, msgspec.msgpack.encode(kept), 0.0 if review_s == inf else max(0.001, review_s))
+        return ServiceLine(places, msgspec.msgpack.encode(kept), 0.0 if review_s == inf else max(0.001, review_s))
 
     def _counted(self, job: JobView, since: dict[str, float], now_s: float) -> float:
         """GPU-seconds since its last promotion, which may be now."""

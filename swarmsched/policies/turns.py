@@ -288,7 +288,7 @@ class InTurn(Backfill):
         return idle_gpu_s
 
 
-class Rigid:
+class RigidPlanner:
     """Plans for jobs of one size, down the order; as `swarm` does where some take several."""
 
     def __init__(self, parameters: Mapping[str, float]) -> None:

@@ -21,7 +21,7 @@ _MODEL = "gpu"
 
 
 @dataclass
-class Cluster:
+class Fleet:
     """GPUs by node, and their class where one was told; a node that is down has none to give."""
 
     gpus: Mapping[NodeId, int]
@@ -31,7 +31,7 @@ class Cluster:
     _passed: int = 0  # events
 
     @classmethod
-    def even(cls, nodes: int, gpus_per_node: int) -> "Cluster":
+    def even(cls, nodes: int, gpus_per_node: int) -> "Fleet":
         """Nodes `n001`, `n002`, ... alike."""
         return cls({NodeId(f"n{number:03d}"): gpus_per_node for number in range(1, nodes + 1)})
 
@@ -97,14 +97,14 @@ class Cluster:
         """True of a job that needs more than there are of any one class: its user has to say that it mixes them."""
         return gpus > max(self.class_sizes.values(), default=0)
 
-    def part(self, model: str, gpus: int) -> "Cluster":
+    def part(self, model: str, gpus: int) -> "Fleet":
         """So many GPUs of one class, on as few nodes as have them; fewer where there are no more."""
         there = [node for node in self.gpus if self.models.get(node, "") == model]
         kept: dict[NodeId, int] = {}
         for node in sorted(there, key=lambda each: (-self.gpus[each], each)):
             if taken := min(self.gpus[node], gpus - sum(kept.values())):
                 kept[node] = taken
-        return Cluster(kept, dict.fromkeys(kept, model) if model else {})
+        return Fleet(kept, dict.fromkeys(kept, model) if model else {})
 
     def packings(self, most: int) -> tuple[tuple[str, Shape], ...]:
         """Each number of GPUs to `most` on the fewest nodes of one class, and of all together (no class)."""
@@ -154,7 +154,7 @@ def _filled(sizes: Sequence[int], most: int) -> list[Shape]:
     return shapes
 
 
-def read_cluster(name: str, lines: Iterable[str]) -> Cluster:
+def read_cluster(name: str, lines: Iterable[str]) -> Fleet:
     """Servers from a table `node, gpus[, gpu_model]`; ConfigError names file, row and column."""
     gpus: dict[NodeId, int] = {}
     models: dict[NodeId, str] = {}
@@ -170,4 +170,4 @@ def read_cluster(name: str, lines: Iterable[str]) -> Cluster:
         raise ConfigError(name, "has no node with a GPU", "one row a node, as in n001,4")
     if unnamed := [node for node in gpus if models and node not in models]:
         raise ConfigError(f"{name}, node {unnamed[0]}, gpu_model", "is empty", "name it for every node, or for none")
-    return Cluster(gpus, models)
+    return Fleet(gpus, models)

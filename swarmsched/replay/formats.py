@@ -21,7 +21,7 @@ import numpy as np
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import BatchRange
 from swarmsched.replay.generate import table
-from swarmsched.replay.measurements import MODELS, THROUGHPUT, VALIDATION, Source, profiles
+from swarmsched.replay.measurements import MODELS, THROUGHPUT, VALIDATION, TableSource, profiles
 from swarmsched.replay.physics import ProfiledPhysics
 from swarmsched.replay.profiles import Profile
 from swarmsched.replay.table import SECONDS_MOST, Row, rows, shown
@@ -199,7 +199,7 @@ def _models(found: Imported, names: list[str], read: Read, *, has_classes: bool)
             ("model", "seconds"), [each for each in costs if each[0] in {limit[0] for limit in limits}]
         )
     sources = [
-        Source(f"{prefix}_{name}", StringIO(found.tables[f"profiles/{prefix}_{name}"]))
+        TableSource(f"{prefix}_{name}", StringIO(found.tables[f"profiles/{prefix}_{name}"]))
         for name in ("throughput.csv", "validation.csv", "models.csv")
     ]
     return profiles(*sources)

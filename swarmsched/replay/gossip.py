@@ -26,13 +26,13 @@ from swarmsched.ledger.message import OwnerAnswer, Refusal
 from swarmsched.node.config import Timings
 from swarmsched.node.node import Node
 from swarmsched.policies.registry import plan_anyway
-from swarmsched.replay.cluster import GPU, Cluster
+from swarmsched.replay.cluster import GPU, Fleet
 from swarmsched.replay.job import ReplayJob, interfere
 from swarmsched.replay.knowledge import Knowledge
-from swarmsched.replay.perfect import Pacing, check_stop, told_limit
-from swarmsched.replay.results import Observer
+from swarmsched.replay.perfect import Ticks, check_stop, told_limit
+from swarmsched.replay.results import RunLog
 from swarmsched.resources import NodeResources, Share
-from swarmsched.simulator.clients import Clients, Submission
+from swarmsched.simulator.clients import UserJob, Users
 from swarmsched.simulator.host import Host
 from swarmsched.simulator.loop import Spins
 from swarmsched.simulator.network import NetworkFaults
@@ -54,7 +54,7 @@ GRACE_S = 5.0
 
 
 @dataclass(eq=False)
-class Gang:
+class ReplayGang:
     """A job that the swarm knows, and its present tasks by host."""
 
     job: ReplayJob
@@ -94,10 +94,10 @@ class GossipReplay:
     def __init__(
         self,
         jobs: Sequence[ReplayJob],
-        cluster: Cluster,
+        cluster: Fleet,
         setting: PolicySetting,
         knowledge: Knowledge,
-        pacing: Pacing,
+        pacing: Ticks,
         seed: int = 0,
         faults: NetworkFaults | None = None,
         clock: Callable[[], float] = lambda: 0.0,
@@ -123,16 +123,16 @@ class GossipReplay:
             self._hosts[name].resources = _with_model(self._hosts[name], model)
         for host in self._swarm.hosts.values():
             host.make_plan = self._planned
-        self._gangs: dict[JobId, Gang] = {}
+        self._gangs: dict[JobId, ReplayGang] = {}
         self._open: dict[str, ReplayJob] = {}  # not ended, by the name under which they were submitted
         self._ids: dict[str, JobId] = {}  # of those that have run, by the same
         self._advanced_s = self._begin_s = self._busy_s = 0.0
         self._commits = 0
-        self.observer = Observer(cluster, len(jobs), min([job.submitted_s for job in jobs], default=0.0))
+        self.observer = RunLog(cluster, len(jobs), min([job.submitted_s for job in jobs], default=0.0))
         self._start()
-        self._clients = Clients(self._swarm)
+        self._clients = Users(self._swarm)
 
-    def run(self) -> Observer:
+    def run(self) -> RunLog:
         """Until all jobs have ended, or the time is over."""
         for _ in self.steps():
             continue
@@ -214,11 +214,11 @@ class GossipReplay:
         if spec.deadline_utc_s <= self._utc_s:
             spec = replace(spec, deadline_utc_s=0.0)
         there = [host.node_id for host in self._swarm.up or self._swarm.hosts.values()]
-        submission = Submission(spec, self._swarm.rng.choice(there))
+        submission = UserJob(spec, self._swarm.rng.choice(there))
         self._clients.submit(number, submission)
         self._loop.post_later(PATIENCE_S, self._insist, number, submission)
 
-    def _insist(self, number: int, submission: Submission) -> None:
+    def _insist(self, number: int, submission: UserJob) -> None:
         was_late = submission.refusal is not None and 0.0 < submission.spec.deadline_utc_s <= self._utc_s
         if submission.is_settled and not was_late:
             return
@@ -255,7 +255,7 @@ class GossipReplay:
         job = self._job_of(task.order)
         if job is None:
             return
-        gang = self._gangs.setdefault(task.order.job_id, Gang(job))
+        gang = self._gangs.setdefault(task.order.job_id, ReplayGang(job))
         if change is TaskChange.STARTED and task.order.attempt > gang.attempt:
             gang.attempt, gang.tasks = task.order.attempt, {}
             gang.has_trained = gang.has_saved = False
@@ -263,7 +263,7 @@ class GossipReplay:
             gang.tasks[host.node_id] = task
             self._settle(gang)
 
-    def _settle(self, gang: Gang) -> None:
+    def _settle(self, gang: ReplayGang) -> None:
         """Let the job train as its ranks are now."""
         self._advance()
         job, before = gang.job, gang.holds
@@ -282,7 +282,7 @@ class GossipReplay:
             gang.changed_s = self._now_s
         self._decided()
 
-    def _train(self, gang: Gang) -> None:
+    def _train(self, gang: ReplayGang) -> None:
         job, first = gang.job, gang.first
         shares = tuple(Share(self._names[share.node], share.ranks) for share in first.order.shares)
         costs_s = self._pacing.pause_s if job.costs_s is None else job.costs_s
@@ -296,15 +296,15 @@ class GossipReplay:
         self._await_end(gang)
         self._loop.post_later(job.pause_s, self._report, gang, gang.turn)
 
-    def _await_end(self, gang: Gang) -> None:
+    def _await_end(self, gang: ReplayGang) -> None:
         if (ends_s := gang.job.ends_in_s()) < inf:
             self._loop.post_later(ends_s, self._end, gang, gang.turn)
 
-    def _end(self, gang: Gang, turn: int) -> None:
+    def _end(self, gang: ReplayGang, turn: int) -> None:
         if turn == gang.turn:
             self._advance()
 
-    def _report(self, gang: Gang, turn: int) -> None:
+    def _report(self, gang: ReplayGang, turn: int) -> None:
         """Rank 0 tells how it trains; the first time it has saved a checkpoint too, so that it may be moved."""
         job = gang.job
         if turn != gang.turn or job.ended_s is not None:
@@ -341,7 +341,7 @@ class GossipReplay:
             if gang.job.ended_s is not None:
                 self._ended(gang)
 
-    def _ended(self, gang: Gang) -> None:
+    def _ended(self, gang: ReplayGang) -> None:
         job = gang.job
         del self._open[gang.first.order.spec.command[1]]
         del self._gangs[gang.first.order.job_id]
@@ -405,7 +405,7 @@ FIRST_COMMIT = 10**9
 """Far from the numbers of clients and of a machine's own commands."""
 
 
-def _counts(cluster: Cluster) -> Mapping[NodeId, int]:
+def _counts(cluster: Fleet) -> Mapping[NodeId, int]:
     return {NodeId(f"n{index:03}"): gpus for index, gpus in enumerate(cluster.gpus.values())}
 
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.card import LIVE_PAUSE_S
-from swarmsched.estimate import Elastic
+from swarmsched.estimate import Resizable
 from swarmsched.ids import JobId
-from swarmsched.replay.cluster import Cluster
-from swarmsched.replay.physics import Pace, Physics, ProfiledPhysics
+from swarmsched.replay.cluster import Fleet
+from swarmsched.replay.physics import Physics, ProfiledPhysics, TruePace
 from swarmsched.replay.profiles import Shape
 from swarmsched.resources import Share
 
@@ -48,7 +48,7 @@ class ReplayJob:
     submitted_s: float
     gpus: int  # asked for
     physics: Physics
-    elastic: Elastic | None = None
+    elastic: Resizable | None = None
     user: str = ""
     shares: tuple[Share, ...] = ()
     batch: int = 0
@@ -92,7 +92,7 @@ class ReplayJob:
         """Nobody has measured it on as many GPUs as it has."""
         return isinstance(self.physics, ProfiledPhysics) and not self.physics.knows(self.shape, self.batch)
 
-    def share_s(self, cluster: Cluster, gpus: float) -> float:
+    def share_s(self, cluster: Fleet, gpus: float) -> float:
         """Seconds that it would take alone on an equal share of so many GPUs, of each class its part of them.
 
         One that needs more of them has these for a part of the time; for one that takes several sizes it is the best
@@ -102,7 +102,7 @@ class ReplayJob:
         speed = sum([part / each_s for model, part in parts if (each_s := self._on_s(cluster, model, gpus))])
         return (self.terms.failure or 1.0) / speed if speed else inf
 
-    def _on_s(self, cluster: Cluster, model: str, gpus: float) -> float:
+    def _on_s(self, cluster: Fleet, model: str, gpus: float) -> float:
         def whole_s(count: int) -> float:
             there = cluster.part(model, count)
             if self.elastic or there.total < count:
@@ -141,7 +141,7 @@ class ReplayJob:
         return self.terms.commits or self.terms.restartable
 
     @property
-    def offered(self) -> Elastic | None:
+    def offered(self) -> Resizable | None:
         """The sizes that may be chosen now: of a running job once it would lose nothing, as its card would tell."""
         elastic = self.elastic
         is_free = elastic and (not self.shares or elastic.is_live or self.has_checkpoint)
@@ -232,9 +232,9 @@ class ReplayJob:
     def _is_done(self, progress: float) -> bool:
         return progress >= self._last * (1.0 - SLACK)
 
-    def _pace(self, shape: Shape, progress: float) -> Pace:
+    def _pace(self, shape: Shape, progress: float) -> TruePace:
         rate, until = self.physics.pace(shape, self.batch, progress)
-        return Pace(rate * self.slowed, min(until, self._last))
+        return TruePace(rate * self.slowed, min(until, self._last))
 
     def _to_next(self, shape: Shape, now_s: float, left_s: float) -> float:
         """Go on to the next change of pace, checkpoint or limit, or for `left_s`; tells the seconds that this took.
@@ -263,7 +263,7 @@ class ReplayJob:
         self.saved, self.unsaved_s = self.progress, 0.0
 
 
-def _seconds(pace: Callable[[float], Pace], begin: float, end: float) -> float:
+def _seconds(pace: Callable[[float], TruePace], begin: float, end: float) -> float:
     """From one progress to another; infinite where there comes none."""
     progress, total_s = begin, 0.0
     while progress < end * (1.0 - SLACK):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from swarmsched.errors import ConfigError
-from swarmsched.replay.profiles import EpochStatistics, Limits, Measured, Profile
+from swarmsched.replay.profiles import BatchLimits, EpochStatistics, Measured, Profile
 from swarmsched.replay.table import Row, rows
 
 THROUGHPUT = ("model", "placement", "num_nodes", "num_gpus", "local_bsz", "step_time_s", "sync_time_s")
@@ -16,7 +16,7 @@ STEP_LEAST_S = 1e-9
 GRADIENT_LEAST, GRADIENT_MOST = 1e-30, 1e30
 
 
-class Source(NamedTuple):
+class TableSource(NamedTuple):
     """A table by the name of its file."""
 
     name: str
@@ -38,11 +38,11 @@ def folder_profiles(folder: str, names: Collection[str], read: Callable[[str], I
             problem = f"has {len(beginnings)} files *{suffix} that have a *{SUFFIXES[-1]} beside them"
             raise ConfigError(f"profiles {folder}", problem, "one *throughput.csv, *validation.csv and *models.csv")
         name = f"{beginnings[0]}{suffix}"
-        found.append(Source(f"{folder.rstrip('/')}/{name}", read(name)))
+        found.append(TableSource(f"{folder.rstrip('/')}/{name}", read(name)))
     return profiles(*found)
 
 
-def profiles(throughput: Source, validation: Source, models: Source) -> dict[str, Profile]:
+def profiles(throughput: TableSource, validation: TableSource, models: TableSource) -> dict[str, Profile]:
     """Profiles by model; ConfigError names file, row, column and value of what cannot be used."""
     measured: dict[str, list[Measured]] = {}
     for row in rows(*throughput, THROUGHPUT):
@@ -104,8 +104,8 @@ def _statistics(table: Iterable[Row]) -> dict[str, dict[int, list[EpochStatistic
     return found
 
 
-def _limits(row: Row) -> Limits:
-    limits = Limits(*[row.count(column, least=1) for column in MODELS[1:]])
+def _limits(row: Row) -> BatchLimits:
+    limits = BatchLimits(*[row.count(column, least=1) for column in MODELS[1:]])
     if limits.batch_max < limits.initial_batch:
         problem = f"{limits.batch_max} is less than init_batch_size {limits.initial_batch}"
         raise row.error("max_batch_size", problem, f"a whole number from {limits.initial_batch}")
@@ -118,7 +118,7 @@ def _limits(row: Row) -> Limits:
     return limits
 
 
-def _check_statistics(file: str, model: str, limits: Limits, by_batch: Statistics) -> None:
+def _check_statistics(file: str, model: str, limits: BatchLimits, by_batch: Statistics) -> None:
     if limits.initial_batch not in by_batch or len(by_batch) < 2:
         remedy = f"epochs at the first batch size {limits.initial_batch} and at one more"
         raise ConfigError(file, f"has too little of model {model!r}", remedy)

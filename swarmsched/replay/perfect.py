@@ -21,10 +21,10 @@ from swarmsched.models.kinds import GpuClasses
 from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
 from swarmsched.policies.base import amount
 from swarmsched.policies.checked import is_wish
-from swarmsched.replay.cluster import GPU, Cluster
+from swarmsched.replay.cluster import GPU, Fleet
 from swarmsched.replay.job import ReplayJob, interfere
 from swarmsched.replay.knowledge import Knowledge
-from swarmsched.replay.results import Observer
+from swarmsched.replay.results import RunLog
 from swarmsched.replay.table import SECONDS_MOST
 from swarmsched.resources import Share
 from swarmsched.view import Change, ClusterView, Decision, EndedJob, JobView, Plan
@@ -40,7 +40,7 @@ EPOCH_UTC_S = 1.0
 
 
 @dataclass(frozen=True)
-class Pacing:
+class Ticks:
     """Seconds between plans (0: at each event), seconds that a change of hosts costs, when to give up, and which part
     of their speed distributed jobs that share a node lose."""
 
@@ -62,10 +62,10 @@ class PerfectReplay:
     def __init__(
         self,
         jobs: Sequence[ReplayJob],
-        cluster: Cluster,
+        cluster: Fleet,
         plan: Planner,
         knowledge: Knowledge,
-        pacing: Pacing,
+        pacing: Ticks,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`plan` is what a planner process runs; `clock` gives seconds: how long it takes is told in the results."""
@@ -83,9 +83,9 @@ class PerfectReplay:
         self._review_s = inf
         self._now_s = 0.0
         self._idle_plans = 0
-        self.observer = Observer(cluster, len(jobs), min([job.submitted_s for job in jobs], default=0.0))
+        self.observer = RunLog(cluster, len(jobs), min([job.submitted_s for job in jobs], default=0.0))
 
-    def run(self) -> Observer:
+    def run(self) -> RunLog:
         """Until all jobs have ended, or nothing will ever happen again."""
         for _ in self.steps():
             continue

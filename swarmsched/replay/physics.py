@@ -8,14 +8,14 @@ from typing import NamedTuple, Protocol, Self
 
 from swarmsched.estimate import BatchRange
 from swarmsched.models.batch import Split, candidates, split
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.profiles import Profile, Shape
 
 BATCHES = 24
 """Global batch sizes that are tried for the best one."""
 
 
-class Pace(NamedTuple):
+class TruePace(NamedTuple):
     """Progress a second, and the progress at which that changes."""
 
     rate: float
@@ -29,13 +29,13 @@ class Physics(Protocol):
     def total(self) -> float:
         """Progress at its end."""
 
-    def pace(self, shape: Shape, batch: int, progress: float) -> Pace:
+    def pace(self, shape: Shape, batch: int, progress: float) -> TruePace:
         """How fast it advances on so many GPUs of each node with a global batch (0: its own)."""
 
     def on(self, gpus: Iterable[str]) -> Self:
         """The same job on GPUs of these classes; none: wherever it may run."""
 
-    def alone_s(self, cluster: Cluster) -> float:
+    def alone_s(self, cluster: Fleet) -> float:
         """Its best possible completion time: alone on the idle cluster, and every change free."""
 
 
@@ -46,15 +46,15 @@ class RigidPhysics:
     gpus: int
     total: float  # seconds
 
-    def pace(self, shape: Shape, batch: int, progress: float) -> Pace:
+    def pace(self, shape: Shape, batch: int, progress: float) -> TruePace:
         """A second a second."""
-        return Pace(1.0 if sum(shape) == self.gpus else 0.0, self.total)
+        return TruePace(1.0 if sum(shape) == self.gpus else 0.0, self.total)
 
     def on(self, gpus: Iterable[str]) -> Self:
         """Its time is the same on all."""
         return self
 
-    def alone_s(self, cluster: Cluster) -> float:
+    def alone_s(self, cluster: Fleet) -> float:
         """Its run time."""
         return self.total
 
@@ -75,15 +75,15 @@ class ProfiledPhysics:
         """Steps until its last epoch has ended."""
         return self.profile.total_progress
 
-    def pace(self, shape: Shape, batch: int, progress: float) -> Pace:
+    def pace(self, shape: Shape, batch: int, progress: float) -> TruePace:
         """Constant within an epoch."""
         dealt = self.dealt(batch, sum(shape))
         if dealt is None:
-            return Pace(0.0, inf)
+            return TruePace(0.0, inf)
         epoch = self.profile.epoch_at(progress)
         step_s = self.profile.step_time(shape, dealt.local_batch).with_micro_steps(dealt.micro_steps)
         gain = self.profile.gain(dealt.batch(sum(shape)), epoch)
-        return Pace(gain / step_s, self.profile.progress_at(epoch + 1))
+        return TruePace(gain / step_s, self.profile.progress_at(epoch + 1))
 
     def dealt(self, batch: int, ranks: int) -> Split | None:
         """How a global batch (0: the first) is dealt to its ranks."""
@@ -102,7 +102,7 @@ class ProfiledPhysics:
             return self
         return replace(self, profile=part, whole=whole, batches=batches, allowed=allowed)
 
-    def alone_s(self, cluster: Cluster) -> float:
+    def alone_s(self, cluster: Fleet) -> float:
         """Each epoch on the GPUs and with the batch that suit it best, on as few nodes as hold them."""
         packings = cluster.packings(self.ranks_most)
         return _alone_s(self.whole or self.profile, self.allowed or self.batches, packings, self.is_split_alone)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from swarmsched.replay.results import SIZES, Observer
+from swarmsched.replay.results import SIZES, RunLog
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
@@ -21,7 +21,7 @@ BINS = 240
 HOUR_S = 3_600.0
 
 
-def figure(runs: Sequence[tuple[str, Observer]], title: str) -> Any:
+def figure(runs: Sequence[tuple[str, RunLog]], title: str) -> Any:
     """A matplotlib Figure of all runs, each with its name; ValueError unless there is a run in which time passed."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # an extra: only who draws needs it
 
@@ -61,7 +61,7 @@ def _look(number: int) -> dict[str, str]:
     return {"color": COLORS[number % len(COLORS)], "linestyle": STYLES[number % len(STYLES)]}
 
 
-def _completion_times(axes: Any, runs: Sequence[tuple[str, Observer]]) -> None:
+def _completion_times(axes: Any, runs: Sequence[tuple[str, RunLog]]) -> None:
     """The share of all jobs that took no longer, the jobs that have not finished among them."""
     for number, (name, observer) in enumerate(runs):
         times_h = np.sort(observer.times_s) / HOUR_S
@@ -79,7 +79,7 @@ def _completion_times(axes: Any, runs: Sequence[tuple[str, Observer]]) -> None:
     axes.grid(alpha=0.25)
 
 
-def _utilisation(axes: Any, runs: Sequence[tuple[str, Observer]]) -> None:
+def _utilisation(axes: Any, runs: Sequence[tuple[str, RunLog]]) -> None:
     longest_s = max(observer.elapsed_s for _, observer in runs)
     ends = []
     for number, (_, observer) in enumerate(runs):
@@ -106,7 +106,7 @@ def _utilisation(axes: Any, runs: Sequence[tuple[str, Observer]]) -> None:
     axes.grid(alpha=0.25)
 
 
-def _allocation(axes: Any, name: str, observer: Observer, named: Sequence[str]) -> None:
+def _allocation(axes: Any, name: str, observer: RunLog, named: Sequence[str]) -> None:
     """GPUs by the size of the jobs that hold them, the small ones at the bottom, below a line of those that are up."""
     middles_h, held, usable = _binned(observer, observer.elapsed_s / BINS)
     axes.stackplot(middles_h, held.T, colors=SHADES, labels=named)
@@ -115,7 +115,7 @@ def _allocation(axes: Any, name: str, observer: Observer, named: Sequence[str]) 
     axes.set_title(f"Allocation, {name}", loc="left", fontsize=11)
 
 
-def _size_names(runs: Sequence[tuple[str, Observer]]) -> list[str]:
+def _size_names(runs: Sequence[tuple[str, RunLog]]) -> list[str]:
     """For the legend, which leaves out what begins with an underscore: a size that no job has in any run."""
     ranges = [f"held by jobs of {low + 1} to {high}" for low, high in pairwise(SIZES)]
     names = [f"held by jobs of {SIZES[0]} GPU", *ranges, f"held by jobs of more than {SIZES[-1]}"]
@@ -123,7 +123,7 @@ def _size_names(runs: Sequence[tuple[str, Observer]]) -> list[str]:
     return [name if count else f"_{name}" for name, count in zip(names, held, strict=True)]
 
 
-def _binned(observer: Observer, width_s: float) -> tuple[Any, Any, Any]:
+def _binned(observer: RunLog, width_s: float) -> tuple[Any, Any, Any]:
     """Middles of bins in hours, and means over each bin: GPUs held by size of job (bins x sizes), GPUs up (bins)."""
     seconds = np.array([each.seconds for each in observer.slices])
     values = np.array([(*each.held, each.usable) for each in observer.slices], dtype=float)

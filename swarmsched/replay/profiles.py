@@ -45,7 +45,7 @@ class EpochStatistics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     """What a model's owner allows: batch sizes in samples, and the epochs after which the job is done."""
 
     initial_batch: int
@@ -60,7 +60,7 @@ class Profile:
     """One model.  Where it was measured on several classes of GPUs, a step waits for the slowest of them."""
 
     name: str
-    limits: Limits
+    limits: BatchLimits
     measured: Sequence[Measured]
     statistics: Mapping[int, Sequence[EpochStatistics]]  # by batch size, one for each epoch
     _known: dict[tuple[Shape, int], StepTime | None] = field(default_factory=dict, repr=False)
@@ -213,7 +213,7 @@ class Profile:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Scaled(Profile):
+class ScaledModel(Profile):
     """A model that was measured on one class of GPUs, on others that compute so many times as fast.
 
     What synchronises gradients takes as long as before.
@@ -223,7 +223,7 @@ class Scaled(Profile):
     speeds: Mapping[str, float]
 
     @classmethod
-    def of(cls, base: Profile, speeds: Mapping[str, float]) -> "Scaled":
+    def of(cls, base: Profile, speeds: Mapping[str, float]) -> "ScaledModel":
         """The same model on these classes."""
         return cls(base.name, base.limits, base.measured, base.statistics, base=base, speeds=speeds)
 
@@ -238,7 +238,7 @@ class Scaled(Profile):
         if not wanted or wanted == self.classes:
             return self
         if wanted not in self._parts:
-            self._parts[wanted] = Scaled.of(self.base, {gpu: self.speeds[gpu] for gpu in wanted})
+            self._parts[wanted] = ScaledModel.of(self.base, {gpu: self.speeds[gpu] for gpu in wanted})
         return self._parts[wanted]
 
     def measured_time(self, shape: Shape, local_batch: int) -> StepTime | None:

@@ -13,8 +13,8 @@ from typing import NamedTuple, Self
 
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import BatchRange, Estimate, SpeedPoint
-from swarmsched.replay.cluster import Cluster
-from swarmsched.replay.physics import Pace
+from swarmsched.replay.cluster import Fleet
+from swarmsched.replay.physics import TruePace
 from swarmsched.replay.profiles import Shape
 from swarmsched.replay.table import Row, rows
 from swarmsched.replay.workload import TraceJob
@@ -98,9 +98,9 @@ class RatedPhysics:
     gpus_per_node: int  # of the largest server
     classes: frozenset[str] = frozenset()  # of the GPUs that it has; none: of any
 
-    def pace(self, shape: Shape, batch: int, progress: float) -> Pace:
+    def pace(self, shape: Shape, batch: int, progress: float) -> TruePace:
         """Constant to the end."""
-        return Pace(self.rate(shape) if self.least <= sum(shape) <= self.most else 0.0, self.total)
+        return TruePace(self.rate(shape) if self.least <= sum(shape) <= self.most else 0.0, self.total)
 
     def rate(self, shape: Shape) -> float:
         """Steps a second on so many GPUs of each server."""
@@ -111,7 +111,7 @@ class RatedPhysics:
         """As measured there."""
         return replace(self, classes=frozenset(gpus))
 
-    def alone_s(self, cluster: Cluster) -> float:
+    def alone_s(self, cluster: Fleet) -> float:
         """On the GPUs that suit it best."""
         packings = {(gpu, sum(shape)) for gpu, shape in cluster.packings(self.most) if sum(shape) >= self.least}
         speed = max([self.rates.rate(gpus, frozenset([gpu])) for gpu, gpus in packings], default=0.0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swarmsched.ids import JobId, handle
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.job import ReplayJob
 
 REVERSAL_S = 60.0
@@ -30,10 +30,10 @@ class Slice(NamedTuple):
 
 
 @dataclass
-class Observer:
+class RunLog:
     """Told of all that happens; both kinds of replay write here."""
 
-    cluster: Cluster
+    cluster: Fleet
     jobs: int
     first_s: float = 0.0  # when the first of them comes: before that there is no use to be made of GPUs
     finished: list[ReplayJob] = field(default_factory=list)

@@ -9,21 +9,21 @@ from msgspec.structs import replace as replaced
 
 from swarmsched.api import nearest
 from swarmsched.errors import ConfigError
-from swarmsched.estimate import BatchRange, Elastic, GpuBatch
+from swarmsched.estimate import BatchRange, GpuBatch, Resizable
 from swarmsched.gossip.membership_config import PROBE_PERIOD_MAX_S
 from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.gossip.state import ROUND_S
 from swarmsched.ids import JobId
 from swarmsched.node.config import Timings
 from swarmsched.policies.registry import check_setting, kind_of, plan_anyway
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.gossip import GossipReplay
 from swarmsched.replay.job import ReplayJob, Terms
 from swarmsched.replay.knowledge import Knowledge, NothingKnown, PerfectKnowledge
 from swarmsched.replay.learning import LearnedKnowledge
-from swarmsched.replay.perfect import Pacing, PerfectReplay
+from swarmsched.replay.perfect import PerfectReplay, Ticks
 from swarmsched.replay.physics import Physics, ProfiledPhysics, RigidPhysics
-from swarmsched.replay.profiles import Limits, Profile, Scaled
+from swarmsched.replay.profiles import BatchLimits, Profile, ScaledModel
 from swarmsched.replay.rates import Rates, rated
 from swarmsched.replay.workload import DURATIONS, SIZES, STEPS, TraceJob
 from swarmsched.simulator.network import NetworkFaults
@@ -92,9 +92,9 @@ class Replay:
     """
 
     policy: PolicySetting
-    cluster: Cluster = field(default_factory=lambda: Cluster.even(16, 4))
+    cluster: Fleet = field(default_factory=lambda: Fleet.even(16, 4))
     knowledge: str = "perfect"
-    pacing: Pacing = field(default_factory=Pacing)
+    pacing: Ticks = field(default_factory=Ticks)
     seed: int = 0
     gpus_most: Mapping[str, int] = field(default_factory=dict)  # by model
     checkpoint_s: float = CHECKPOINT_S
@@ -193,7 +193,7 @@ def _timings(settings: Replay) -> Timings:
 
 
 def _on_classes(
-    name: str, model: Profile | Mapping[int, Rates], cluster: Cluster, speeds: Mapping[str, Mapping[str, float]]
+    name: str, model: Profile | Mapping[int, Rates], cluster: Fleet, speeds: Mapping[str, Mapping[str, float]]
 ) -> Profile | Mapping[int, Rates]:
     """A model that was measured on one class of GPUs, on those of the cluster as well, by the table of speeds."""
     known = {**speeds.get("", {}), **speeds.get(name, {})}
@@ -201,11 +201,11 @@ def _on_classes(
     if isinstance(model, Profile):
         is_measured = len(model.classes) > 1 or wanted <= model.classes
         there = {**dict.fromkeys(model.classes - {""}, 1.0), **{gpu: known[gpu] for gpu in wanted - model.classes}}
-        return model if is_measured else Scaled.of(model, there)
+        return model if is_measured else ScaledModel.of(model, there)
     return {batch: rates.on({gpu: known[gpu] for gpu in wanted}) for batch, rates in model.items()}
 
 
-def _check_classes(name: str, classes: frozenset[str], cluster: Cluster) -> None:
+def _check_classes(name: str, classes: frozenset[str], cluster: Fleet) -> None:
     """ConfigError where a node's class of GPUs, or that none is told, leaves the speed of a job open."""
     measured = ", ".join(sorted(classes))
     if classes == {""}:
@@ -220,12 +220,12 @@ def _check_classes(name: str, classes: frozenset[str], cluster: Cluster) -> None
             raise ConfigError(f"cluster, node {node}, gpu_model", problem, remedy)
 
 
-def _pacing(settings: Replay) -> Pacing:
+def _pacing(settings: Replay) -> Ticks:
     limit_s = min(settings.pacing.limit_s, GOSSIP_LIMIT_S if settings.view == "gossip" else inf)
     return replace(settings.pacing, limit_s=limit_s)
 
 
-def _check_length(place: str, submitted_s: float, alone_s: float, pacing: Pacing) -> None:
+def _check_length(place: str, submitted_s: float, alone_s: float, pacing: Ticks) -> None:
     """ConfigError where a job that could run cannot have ended before the replay gives up."""
     if alone_s == inf:
         return
@@ -240,7 +240,7 @@ def _check_length(place: str, submitted_s: float, alone_s: float, pacing: Pacing
         raise ConfigError("tick_s", problem, f"{least_s} or more, or 0: plans when something happens")
 
 
-def _knowledge(settings: Replay, cluster: Cluster) -> Knowledge:
+def _knowledge(settings: Replay, cluster: Fleet) -> Knowledge:
     match settings.knowledge:
         case "perfect":
             return PerfectKnowledge(cluster.largest, cluster.total, cluster.usual_class)
@@ -257,7 +257,7 @@ def _job(
     job: TraceJob,
     profiles: Measured,
     settings: Replay,
-    cluster: Cluster,
+    cluster: Fleet,
 ) -> ReplayJob:
     profile, gpus = profiles.get(job.model), cluster.total
     manner, kind = MANNERS.get(settings.manner), kind_of(settings.policy)
@@ -294,7 +294,7 @@ def _job(
     return _submitted(named, job, physics, settings, elastic, batch=0 if rebatches else job.batch)
 
 
-def _gpu_batches(model: str, limits: Limits, settings: Replay, cluster: Cluster) -> tuple[GpuBatch, ...]:
+def _gpu_batches(model: str, limits: BatchLimits, settings: Replay, cluster: Fleet) -> tuple[GpuBatch, ...]:
     """The largest local batches on those classes of the cluster that have a limit of their own."""
     there = {*cluster.models.values()}
     known = {gpu: most for gpu, most in settings.gpu_batches.get(model, {}).items() if gpu in there}
@@ -310,7 +310,7 @@ def _submitted(
     job: TraceJob,
     physics: Physics,
     settings: Replay,
-    elastic: Elastic | None = None,
+    elastic: Resizable | None = None,
     batch: int = 0,
 ) -> ReplayJob:
     """As its user submits it: with the sizes of `elastic`, where the manner and the policy know of them."""
@@ -349,7 +349,7 @@ def _terms(settings: Replay, job: TraceJob) -> Terms:
     )
 
 
-def _sizes(job: TraceJob, least: int, most: int, batches: BatchRange) -> Elastic:
+def _sizes(job: TraceJob, least: int, most: int, batches: BatchRange) -> Resizable:
     """The sizes that a job takes: those of its row, as far as its model is measured and its batch can be dealt."""
     if job.gpus_least > most:
         problem = f"{job.gpus_least} is more than the {most} that there are, or that its batch can be dealt to"
@@ -357,7 +357,7 @@ def _sizes(job: TraceJob, least: int, most: int, batches: BatchRange) -> Elastic
     if job.gpus_most and job.gpus_most < least:
         problem = f"{job.gpus_most} is less than the {least} that its model was measured with"
         raise ConfigError(f"{job.place}, {SIZES[1]}", problem, f"a number from {least}")
-    return Elastic(max(least, job.gpus_least), min(most, job.gpus_most or most), batches)
+    return Resizable(max(least, job.gpus_least), min(most, job.gpus_most or most), batches)
 
 
 def _check_rigid(job: TraceJob) -> None:
@@ -387,7 +387,7 @@ def _rated_job(
     job: TraceJob,
     by_batch: Mapping[int, Rates],
     settings: Replay,
-    cluster: Cluster,
+    cluster: Fleet,
 ) -> ReplayJob:
     """Of a table of speeds: it keeps its batch, and where that is a global one it takes any number of GPUs."""
     physics = rated(job, by_batch, cluster.largest)

@@ -32,7 +32,7 @@ from swarmsched.ledger.message import CheckpointRequest, HoldRequest, OwnerAnswe
 from swarmsched.negotiation import blame, changes, due, gang, regrouping, shepherd
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase
 from swarmsched.negotiation.changes import Fields
-from swarmsched.negotiation.due import Phase
+from swarmsched.negotiation.due import LifePhase
 from swarmsched.negotiation.owner import Owner
 from swarmsched.negotiation.shepherd_state import ShepherdState
 from swarmsched.negotiation.trouble import Trouble
@@ -279,11 +279,11 @@ def _waits_for_whoever_runs(original: Callable[..., Any]) -> Callable[..., Any]:
 def _while_running(rule: Callable[..., Any], other: Callable[[ShepherdState], Any]) -> Callable[..., Any]:
     """The table of phases with another rule in the place of this one of a job that runs."""
 
-    def make(phases: Mapping[JobState, Phase]) -> Mapping[JobState, Phase]:
+    def make(phases: Mapping[JobState, LifePhase]) -> Mapping[JobState, LifePhase]:
         running = phases[JobState.RUNNING]
         commands = tuple(other if each is rule else each for each in running.commands)
         changes = tuple(other if each is rule else each for each in running.changes)
-        return {**phases, JobState.RUNNING: Phase(running.entered, commands, changes)}
+        return {**phases, JobState.RUNNING: LifePhase(running.entered, commands, changes)}
 
     return make
 

@@ -40,7 +40,7 @@ OnReply = Callable[[object], None]
 
 
 @dataclass(slots=True)
-class Submission:
+class UserJob:
     """One job as its user sees it."""
 
     spec: JobSpec
@@ -72,7 +72,7 @@ class Submission:
         return self.is_accepted or self.refusal is not None
 
 
-class Clients:
+class Users:
     """All users.  They reach every agent that is up, whatever the network between agents is like."""
 
     def __init__(self, swarm: SimulatedSwarm) -> None:
@@ -82,7 +82,7 @@ class Clients:
         self._last_request_id = 0
         self._planned_count = 0
         self._is_closed = False
-        self.submissions: dict[int, Submission] = {}
+        self.submissions: dict[int, UserJob] = {}
         for host in swarm.hosts.values():
             host.on_reply = self._replied
 
@@ -108,11 +108,11 @@ class Clients:
             if number % 2 or is_long or not submission.is_accepted or not self._can_run(submission):
                 self._cancel(submission, 0.0, CANCELS_MAX)
 
-    def _is_avoided(self, submission: Submission) -> bool:
+    def _is_avoided(self, submission: UserJob) -> bool:
         """True where a start that fails keeps it, and all behind it, from the only machine for a minute."""
         return submission.spec.command[0] == "no-shim" and len(self._swarm.up) == 1
 
-    def _can_run(self, submission: Submission) -> bool:
+    def _can_run(self, submission: UserJob) -> bool:
         """True while the machines that are up are enough for it, and for what was asked for it later."""
         spec = submission.spec
         hosts = [host for host in self._swarm.up if not (host.is_witness or host.node_id in spec.exclude)]
@@ -131,7 +131,7 @@ class Clients:
             parameters = work.parameters
             lost, copies = parameters["answers_lost"], parameters["copies"]
             spec, node = spec_of(parameters), parameters["node"]
-            submission = Submission(spec, node, ends_of(parameters), copies, answers_to_lose=lost)
+            submission = UserJob(spec, node, ends_of(parameters), copies, answers_to_lose=lost)
             self.submit(parameters["job"], submission)
             return
         if work.kind == "policy":
@@ -154,12 +154,12 @@ class Clients:
 
     # --- submits
 
-    def submit(self, number: int, submission: Submission) -> None:
+    def submit(self, number: int, submission: UserJob) -> None:
         """Have a job accepted, whatever happens to agents and answers."""
         self.submissions[number] = submission
         self._ask_for_ticket(submission)
 
-    def _ask_for_ticket(self, submission: Submission) -> None:
+    def _ask_for_ticket(self, submission: UserJob) -> None:
         def heard(reply: object) -> None:
             if submission.ticket is not None or self._is_closed:
                 return
@@ -173,13 +173,13 @@ class Clients:
 
         self._ask(self._nearest(submission.node), CreateTicket(), heard)
 
-    def _insist(self, submission: Submission, ticket: TicketIssued) -> None:
+    def _insist(self, submission: UserJob, ticket: TicketIssued) -> None:
         """No answer yet: the next holder is asked."""
         if not submission.is_settled and not self._is_closed:
             self._give(submission, ticket)
             self._loop.post_later(ANSWER_S, self._insist, submission, ticket)
 
-    def _give(self, submission: Submission, ticket: TicketIssued) -> None:
+    def _give(self, submission: UserJob, ticket: TicketIssued) -> None:
         holder = ticket.holders[submission.tries % len(ticket.holders)]
         submission.tries += 1
 
@@ -191,7 +191,7 @@ class Clients:
 
         self._ask(self._swarm.hosts[holder.node], SubmitJob(ticket.job_id, ticket.holders, submission.spec), heard)
 
-    def _accepted(self, submission: Submission) -> None:
+    def _accepted(self, submission: UserJob) -> None:
         if submission.answers_to_lose > 0:
             submission.answers_to_lose -= 1
         elif not submission.is_accepted:
@@ -199,7 +199,7 @@ class Clients:
 
     # --- cancels
 
-    def _cancel(self, submission: Submission, grace_s: float, tries: int) -> None:
+    def _cancel(self, submission: UserJob, grace_s: float, tries: int) -> None:
         """Ask the shepherd, wherever it is by now, until it says that it heard."""
         job_id = submission.job_id
         if job_id is None or submission.cancelled or not tries:
@@ -216,7 +216,7 @@ class Clients:
 
     # --- other sizes and other hosts
 
-    def _change(self, known: Submission, job_id: JobId, work: Work) -> None:
+    def _change(self, known: UserJob, job_id: JobId, work: Work) -> None:
         """Asked once: it may be refused."""
         wanted = work.parameters
         scale = work.kind == "scale" and ScaleJob(job_id, wanted["ranks"], wanted["ranks_most"])
@@ -238,7 +238,7 @@ class Clients:
                 self._cancel_again(submission)
         self._loop.post_later(RECOVER_S, self._recover)
 
-    def _cancel_again(self, submission: Submission) -> None:
+    def _cancel_again(self, submission: UserJob) -> None:
         """What the user was told may be lost with those holders, and the job comes back as if nobody had asked."""
         if submission.cancelled:
             submission.cancelled = False

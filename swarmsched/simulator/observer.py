@@ -23,7 +23,7 @@ class InvariantViolated(AssertionError):
 class Observer(Protocol):
     """A checker: sees every step and every performed effect, changes nothing, raises AssertionError.
 
-    It may also have any method of `Witness`.
+    It may also have any method of `MomentObserver`.
     """
 
     def stepped(self, host: "Host", event: Event, effects: Sequence[Effect]) -> None:
@@ -33,7 +33,7 @@ class Observer(Protocol):
         """The effect takes place now; everything before it is durable."""
 
 
-class Witness(Protocol):
+class MomentObserver(Protocol):
     """Further moments that an observer may want to see."""
 
     def agent_started(self, host: "Host") -> None:

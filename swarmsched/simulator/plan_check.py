@@ -21,7 +21,7 @@ NODES_MAX, GPUS_MAX = 1_000, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """What a value may be: in words, and whether one is, given the swarm's nodes."""
 
     words: str
@@ -44,25 +44,25 @@ def _are_numbers_by_name(value: object) -> bool:
     return isinstance(value, dict) and all(_is_number(each) for each in value.values())
 
 
-def _one_of(*names: str) -> Kind:
-    return Kind(f"one of {', '.join(dict.fromkeys(names))}", lambda value, _: value in names)
+def _one_of(*names: str) -> ValueKind:
+    return ValueKind(f"one of {', '.join(dict.fromkeys(names))}", lambda value, _: value in names)
 
 
-NUMBER = Kind("a number", lambda value, _: _is_number(value))
-AMOUNT = Kind("a number from 0", lambda value, _: _is_number(value) and value >= 0)  # type: ignore[operator]
-POSITIVE = Kind("a number above 0", lambda value, _: _is_number(value) and value > 0)  # type: ignore[operator]
-RATIO = Kind("a number from 0 to 1", lambda value, _: _is_number(value) and 0 <= value <= 1)  # type: ignore[operator]
-WHOLE = Kind("a whole number from 0", lambda value, _: _is_whole(value))
-COUNT = Kind("a whole number from 1", lambda value, _: _is_whole(value, 1))
-FLAG = Kind("true or false", lambda value, _: isinstance(value, bool))
-TEXT = Kind("text", lambda value, _: isinstance(value, str))
-NODE = Kind("the name of a node, n000 for the first", lambda value, nodes: value in nodes)
-NODES = Kind("a list of names of nodes, n000 for the first", _are_nodes)
-NUMBERS = Kind("an object of numbers", lambda value, _: _are_numbers_by_name(value))
+NUMBER = ValueKind("a number", lambda value, _: _is_number(value))
+AMOUNT = ValueKind("a number from 0", lambda value, _: _is_number(value) and value >= 0)  # type: ignore[operator]
+POSITIVE = ValueKind("a number above 0", lambda value, _: _is_number(value) and value > 0)  # type: ignore[operator]
+RATIO = ValueKind("a number from 0 to 1", lambda value, _: _is_number(value) and 0 <= value <= 1)  # type: ignore[operator]
+WHOLE = ValueKind("a whole number from 0", lambda value, _: _is_whole(value))
+COUNT = ValueKind("a whole number from 1", lambda value, _: _is_whole(value, 1))
+FLAG = ValueKind("true or false", lambda value, _: isinstance(value, bool))
+TEXT = ValueKind("text", lambda value, _: isinstance(value, str))
+NODE = ValueKind("the name of a node, n000 for the first", lambda value, nodes: value in nodes)
+NODES = ValueKind("a list of names of nodes, n000 for the first", _are_nodes)
+NUMBERS = ValueKind("an object of numbers", lambda value, _: _are_numbers_by_name(value))
 
 _LASTING = {"node": NODE, "duration_s": AMOUNT}
 _WEATHER = {"ratio": RATIO, "duration_s": AMOUNT}
-FAULTS: Mapping[str, Mapping[str, Kind]] = {
+FAULTS: Mapping[str, Mapping[str, ValueKind]] = {
     "loss": _WEATHER,
     "duplicate": _WEATHER,
     "replay": _WEATHER,
@@ -95,12 +95,12 @@ FAULTS: Mapping[str, Mapping[str, Kind]] = {
     "killed-shim": {"which": WHOLE},
 }
 ELASTICITY = _one_of(*(each.value for each in Elasticity))
-WORK: Mapping[str, Mapping[str, Kind]] = {
+WORK: Mapping[str, Mapping[str, ValueKind]] = {
     "submit": {
         "job": WHOLE,
         "node": NODE,
         "ranks": COUNT,
-        "priority": Kind("a whole number", lambda value, _: _is_whole(value, -math.inf)),
+        "priority": ValueKind("a whole number", lambda value, _: _is_whole(value, -math.inf)),
         "exclude": NODES,
         "does": _one_of(*JOB_KINDS),
         "name": TEXT,
@@ -126,13 +126,13 @@ WORK: Mapping[str, Mapping[str, Kind]] = {
     "policy": {"node": NODE, "policy": TEXT, "parameters": NUMBERS, "elasticity": ELASTICITY},
     "recover": {},
 }
-PLAN: Mapping[str, Kind] = {
-    "seed": Kind("a whole number", lambda value, _: _is_whole(value, -math.inf)),
-    "nodes": Kind(f"a whole number from 1 to {NODES_MAX}", lambda value, _: _is_whole(value, 1, NODES_MAX)),
-    "gpus_per_node": Kind(f"a whole number from 1 to {GPUS_MAX}", lambda value, _: _is_whole(value, 1, GPUS_MAX)),
+PLAN: Mapping[str, ValueKind] = {
+    "seed": ValueKind("a whole number", lambda value, _: _is_whole(value, -math.inf)),
+    "nodes": ValueKind(f"a whole number from 1 to {NODES_MAX}", lambda value, _: _is_whole(value, 1, NODES_MAX)),
+    "gpus_per_node": ValueKind(f"a whole number from 1 to {GPUS_MAX}", lambda value, _: _is_whole(value, 1, GPUS_MAX)),
     "heal_s": AMOUNT,
-    "faults": Kind("a list of objects", lambda value, _: isinstance(value, list)),
-    "work": Kind("a list of objects", lambda value, _: isinstance(value, list)),
+    "faults": ValueKind("a list of objects", lambda value, _: isinstance(value, list)),
+    "work": ValueKind("a list of objects", lambda value, _: isinstance(value, list)),
 }
 
 
@@ -152,7 +152,7 @@ def _check_item(
     place: str,
     key: str,
     item: object,
-    tables: Mapping[str, Mapping[str, Kind]],
+    tables: Mapping[str, Mapping[str, ValueKind]],
     kinds: Sequence[str],
     nodes: Sequence[str],
 ) -> None:
@@ -165,7 +165,9 @@ def _check_item(
     _check(f"{place}.", f"{kind!r}", item, {"at_s": AMOUNT, **tables[str(kind)]}, nodes)
 
 
-def _check(place: str, whose: str, item: Mapping[str, Any], table: Mapping[str, Kind], nodes: Sequence[str]) -> None:
+def _check(
+    place: str, whose: str, item: Mapping[str, Any], table: Mapping[str, ValueKind], nodes: Sequence[str]
+) -> None:
     for name, kind in table.items():
         if name not in item:
             raise ConfigError(f"{place}{name}", "is missing", f"{whose} needs {name}: {kind.words}")

@@ -23,7 +23,7 @@ from swarmsched.simulator.checks.healing import Healing
 from swarmsched.simulator.checks.liveness import all_rules
 from swarmsched.simulator.checks.sometimes import Sometimes
 from swarmsched.simulator.checks.suite import all_checkers
-from swarmsched.simulator.clients import Clients
+from swarmsched.simulator.clients import Users
 from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.fault import Fault
 from swarmsched.simulator.fault_draw import draw_faults
@@ -120,7 +120,7 @@ class StoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class StoryFailure:
     """A broken invariant, and what led to it."""
 
     invariant: str
@@ -137,7 +137,7 @@ class StoryResult:
     events: int  # steps of nodes
     virtual_s: float
     digest: int
-    failure: Failure | None = None
+    failure: StoryFailure | None = None
     sometimes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -244,7 +244,7 @@ class Story:
             gpu_counts=shapes,
             callbacks_most=CALLBACKS_MOST + CALLBACKS_OF_NODE * plan.nodes,
         )
-        self.clients = Clients(self.swarm)
+        self.clients = Users(self.swarm)
         self.injector = Injector(self.swarm)
 
     def run(self) -> StoryResult:
@@ -296,9 +296,9 @@ class Story:
             self.swarm.run_for(period_s)
             healing.look()
 
-    def _failed(self, invariant: str, message: str) -> Failure:
+    def _failed(self, invariant: str, message: str) -> StoryFailure:
         names = [job_id for job_id in self._job_ids() if job_id in message]
-        return Failure(invariant, self.swarm.loop.now_s, message, self.historian.told(names))
+        return StoryFailure(invariant, self.swarm.loop.now_s, message, self.historian.told(names))
 
     def _job_ids(self) -> list[str]:
         return [each.job_id for each in self.clients.submissions.values() if each.job_id is not None]

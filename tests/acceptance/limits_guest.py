@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import swarm_elastic.template
-from swarm_agent.supervision.limits import Limits
+from swarm_agent.supervision.limits import TaskLimits
 from swarm_agent.task import shim
 
 GPU_FOLDER = Path("/run/gpus")  # where the agent of this machine is made to look
@@ -224,7 +224,7 @@ def tasks_pids(job_id: str) -> list[str]:
 def main() -> None:
     prepare_gpus()
     subprocess.run(["systemctl", "start", "swarm-agent"], check=True)
-    complaint = Limits.find(64).complaint
+    complaint = TaskLimits.find(64).complaint
     assert not complaint, complaint
     assert "jobs are held to what they booked" in swarm("doctor", "-o", "wide", is_checked=False)
     print("HOLDS this machine limits tasks", flush=True)

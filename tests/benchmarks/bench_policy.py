@@ -23,7 +23,7 @@ from swarmsched.card import card_of
 from swarmsched.clock import Clock
 from swarmsched.cluster import Cluster
 from swarmsched.commands import CreateTicket, SubmitJob, TicketIssued
-from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, NoisePoint, Resizable, SpeedPoint
 from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.models import ONE_THREAD
 from swarmsched.models.speed import SpeedModel
@@ -121,7 +121,7 @@ class Growing:
             free[node] -= ranks
         job = _job(self._rng, state, 1, Demand(gpus=1), shares)
         batches = BatchRange(64, 4_096, 16, 128)
-        card = replace(job.card, priority=0, elastic=Elastic(1, 16, batches, 64), estimate=self._estimate())
+        card = replace(job.card, priority=0, elastic=Resizable(1, 16, batches, 64), estimate=self._estimate())
         return replace(job, card=card)
 
     def _estimate(self) -> Estimate:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from swarm_client import agents, attached, submission
-from swarm_client.failure import NOT_FOUND, SWARM_FAILED, Refusal, Unreachable
+from swarm_client.failure import NOT_FOUND, SWARM_FAILED, AgentRefusal, NoAgentAnswered
 from swarm_client.follow import Contact, LostContact, may_pass
 from swarm_client.http import Waiter
 from tests.agent.testing import free_port
@@ -143,12 +143,12 @@ def test_a_wait_without_any_agent_fails_at_once(swarm, point_at):
 @pytest.mark.parametrize(
     ("failure", "is_known", "passes"),
     [
-        (Refusal("x", "", SWARM_FAILED, status=503, code="not_ready"), False, True),
-        (Refusal("x", "", NOT_FOUND, status=404, code="unknown_job"), False, False),
-        (Refusal("x", "", NOT_FOUND, status=404, code="unknown_job"), True, True),
-        (Refusal("x", "", 4, status=401, code="unauthorised"), True, False),
-        (Unreachable(["a:1"], "refused"), False, False),
-        (Unreachable(["a:1"], "refused"), True, True),
+        (AgentRefusal("x", "", SWARM_FAILED, status=503, code="not_ready"), False, True),
+        (AgentRefusal("x", "", NOT_FOUND, status=404, code="unknown_job"), False, False),
+        (AgentRefusal("x", "", NOT_FOUND, status=404, code="unknown_job"), True, True),
+        (AgentRefusal("x", "", 4, status=401, code="unauthorised"), True, False),
+        (NoAgentAnswered(["a:1"], "refused"), False, False),
+        (NoAgentAnswered(["a:1"], "refused"), True, True),
     ],
 )
 def test_what_passes_by_itself(failure, is_known, passes):

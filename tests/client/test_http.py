@@ -7,7 +7,7 @@ import time
 import pytest
 
 from swarm_client import http
-from swarm_client.failure import Failure, Unreachable
+from swarm_client.failure import Failure, NoAgentAnswered
 from swarm_client.http import ConnectionBroken, SizedBody, Waiter, connect_any, parse_address, parse_events
 
 
@@ -129,7 +129,7 @@ def test_an_address_that_does_not_answer_is_overtaken_after_300_ms(serve):
 
 
 def test_nobody_there_names_each_address_and_cause():
-    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1: connection refused"):
+    with pytest.raises(NoAgentAnswered, match=r"127\.0\.0\.1:1: connection refused"):
         connect_any([("127.0.0.1", 1)], Waiter())
 
 

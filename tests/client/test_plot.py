@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from swarm_client import progress
-from swarm_client.progress import Progress
+from swarm_client.progress import ProgressBar
 from tests.client.test_replay import JOBS, jobs, replay  # noqa: F401  # the fixture
 
 WORDS = ("--select", "cluster=x", "--tick-s", "0", "--rescale-cost-s", "0")
@@ -127,7 +127,7 @@ def test_a_bar_is_drawn_on_a_terminal_alone_not_too_often_and_gone_at_the_end(mo
     for is_terminal in (True, False):
         now[0] = 0.0
         terminal = Terminal(is_terminal=is_terminal)
-        with Progress("las", terminal) as bar:
+        with ProgressBar("las", terminal) as bar:
             for step in range(1, 101):
                 now[0] += 0.1
                 bar.show(step / 100, f"{step} of 100 jobs")

@@ -13,8 +13,8 @@ import pytest
 from swarm_elastic._link import AgentLink
 from swarm_elastic._noise import NoiseScale
 from swarm_elastic._own_time import OwnTime
-from swarm_elastic._plan import Member, Plan, PlanInvalid, parse
-from swarm_elastic._switch import Claim, SwitchRefused, Verdict, judge
+from swarm_elastic._plan import GangPlan, PlanInvalid, PlanMember, parse
+from swarm_elastic._switch import SwitchRefused, SwitchVerdict, SwitchVote, judge
 from tests.elastic.testing import DEADLINE_S, MANY_FILES, Script, ScriptedAgent
 
 A, B, C = ({"worker": name, "address": f"127.0.0.1:{port}"} for port, name in enumerate("abc", start=9001))
@@ -23,15 +23,17 @@ GOOD = {"version": 3, "epoch": 1, "members": [A, B]}
 
 def test_a_plan_is_read_as_it_was_sent():
     plan = parse(GOOD | {"lost": ["c"], "more": 1})
-    assert plan == Plan(3, 1, (Member("a", "127.0.0.1:9001"), Member("b", "127.0.0.1:9002")), frozenset("c"))
+    assert plan == GangPlan(
+        3, 1, (PlanMember("a", "127.0.0.1:9001"), PlanMember("b", "127.0.0.1:9002")), frozenset("c")
+    )
     assert (plan.workers, plan.rank_of("b"), plan.rank_of("c")) == (("a", "b"), 1, -1)
-    assert Member("a", "[::1]:80").endpoint == ("::1", 80)
+    assert PlanMember("a", "[::1]:80").endpoint == ("::1", 80)
 
 
 def test_a_plan_tells_by_their_secrets_whether_members_have_the_library_of_the_first_version():
     known = [A | {"secret": "ab01"}, {"worker": "b", "address": "cd02@127.0.0.1:9002"}]
     plan = parse(GOOD | {"members": known})
-    assert plan.members == (Member("a", "127.0.0.1:9001", "ab01"), Member("b", "127.0.0.1:9002", "cd02"))
+    assert plan.members == (PlanMember("a", "127.0.0.1:9001", "ab01"), PlanMember("b", "127.0.0.1:9002", "cd02"))
     assert not plan.is_former
     assert parse(GOOD | {"members": [*known, C]}).is_former
 
@@ -81,7 +83,7 @@ class Asked:
     """A link to a scripted agent, which answers each request with the next of its answers and then with silence."""
 
     def __init__(self, folder: Path, *answers: object) -> None:
-        self.plans: queue.Queue[Plan] = queue.Queue()
+        self.plans: queue.Queue[GangPlan] = queue.Queue()
         self._answers, self._silence = list(answers), threading.Event()
         self.agent = ScriptedAgent(folder / "s", self._answer)
         self.link = AgentLink(str(folder / "s"), "secret", "a", "127.0.0.1:1", self.plans.put)
@@ -161,7 +163,7 @@ def test_whatever_goes_wrong_with_a_plan_is_told_and_it_is_asked_for_again(asked
     """An error that nobody thought of: the thread that asks for plans lives on."""
     wrong = [KeyError("what"), RecursionError("too deep")]
 
-    def parse_in_the_end(value: object) -> Plan:
+    def parse_in_the_end(value: object) -> GangPlan:
         if wrong:
             raise wrong.pop(0)
         return parse(value)
@@ -174,28 +176,28 @@ def test_whatever_goes_wrong_with_a_plan_is_told_and_it_is_asked_for_again(asked
 
 
 PLAN = parse({"version": 5, "epoch": 1, "members": [A, B, C]})
-NEW = Claim(0, -1, -1, 7)
+NEW = SwitchVote(0, -1, -1, 7)
 
 
 def test_those_that_are_ahead_give_to_those_that_are_behind():
-    assert judge(PLAN, [Claim(4, 9, -1, 7), Claim(4, 9, -1, 7), NEW]) == Verdict(9, (0, 1), (2,))
-    assert judge(PLAN, [Claim(4, 8, -1, 7), Claim(4, 9, -1, 7), NEW]) == Verdict(9, (1,), (0, 2))
+    assert judge(PLAN, [SwitchVote(4, 9, -1, 7), SwitchVote(4, 9, -1, 7), NEW]) == SwitchVerdict(9, (0, 1), (2,))
+    assert judge(PLAN, [SwitchVote(4, 8, -1, 7), SwitchVote(4, 9, -1, 7), NEW]) == SwitchVerdict(9, (1,), (0, 2))
 
 
 def test_one_that_missed_a_plan_is_behind_however_long_it_slept():
-    assert judge(PLAN, [Claim(4, 90, -1, 7), Claim(2, 9, -1, 7), NEW]) == Verdict(90, (0,), (1, 2))
+    assert judge(PLAN, [SwitchVote(4, 90, -1, 7), SwitchVote(2, 9, -1, 7), NEW]) == SwitchVerdict(90, (0,), (1, 2))
 
 
 def test_a_job_begins_with_the_weights_of_one():
-    assert judge(PLAN, [Claim(0, -1, 0, 7)] * 3) == Verdict(0, (0,), (1, 2))
-    assert judge(PLAN, [Claim(0, -1, 0, 7), Claim(0, -1, 20, 7), NEW]) == Verdict(20, (1,), (0, 2))
+    assert judge(PLAN, [SwitchVote(0, -1, 0, 7)] * 3) == SwitchVerdict(0, (0,), (1, 2))
+    assert judge(PLAN, [SwitchVote(0, -1, 0, 7), SwitchVote(0, -1, 20, 7), NEW]) == SwitchVerdict(20, (1,), (0, 2))
 
 
 LIES = [
-    ([Claim(4, 9, -1, 7), Claim(3, 12, -1, 7), NEW], {1}, "b says step 12"),
-    ([Claim(4, 9, -1, 7), Claim(4, 9, -1, 7), Claim(4, 99, -1, 7)], {2}, "c says step 99"),
-    ([Claim(4, 9, -1, 7), Claim(4, 9, -1, 7), Claim(4, 2, -1, 7)], {2}, "c says step 2"),
-    ([Claim(4, 9, -1, 7), Claim(4, 99, -1, 7), NEW], {0, 1}, "a says step 9"),
+    ([SwitchVote(4, 9, -1, 7), SwitchVote(3, 12, -1, 7), NEW], {1}, "b says step 12"),
+    ([SwitchVote(4, 9, -1, 7), SwitchVote(4, 9, -1, 7), SwitchVote(4, 99, -1, 7)], {2}, "c says step 99"),
+    ([SwitchVote(4, 9, -1, 7), SwitchVote(4, 9, -1, 7), SwitchVote(4, 2, -1, 7)], {2}, "c says step 2"),
+    ([SwitchVote(4, 9, -1, 7), SwitchVote(4, 99, -1, 7), NEW], {0, 1}, "a says step 9"),
 ]
 
 
@@ -215,7 +217,7 @@ def test_a_plan_of_newcomers_is_refused_by_all_of_them():
 
 def test_another_layout_is_the_fault_of_those_that_do_not_train():
     with pytest.raises(SwitchRefused, match="b has 000000000000008, a has 000000000000007") as refused:
-        judge(PLAN, [Claim(4, 9, -1, 7), Claim(0, -1, -1, 8), NEW])
+        judge(PLAN, [SwitchVote(4, 9, -1, 7), SwitchVote(0, -1, -1, 8), NEW])
     assert refused.value.culprits == {1}
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm_client.plot import draw
-from swarm_client.progress import Progress
+from swarm_client.progress import ProgressBar
 from swarmsched.models import ONE_THREAD
 from swarmsched.policies.registry import policy_id
 from tests.science.cells import Cell, Line, read_lines, run
@@ -136,7 +136,7 @@ def science(plan: Science) -> None:
     missing = [cell for key, cell in cells.items() if key not in done]
     missing.sort(key=lambda cell: (cell.line.view == "gossip", cell.line.load), reverse=True)  # the longest first
     plan.results.mkdir(parents=True, exist_ok=True)
-    with Progress("science") as progress:
+    with ProgressBar("science") as progress:
         for cell, told in _told(plan, missing) if missing else ():
             _append(plan, cell, told)
             done[cell.key] = told

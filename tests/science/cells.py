@@ -14,10 +14,10 @@ from typing import Any
 from swarm_client.cli.replay import read_jobs, read_profiles, summary
 from swarmsched.ids import NodeId
 from swarmsched.replay.churn import churn
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.gossip import GossipReplay
-from swarmsched.replay.perfect import Pacing, PerfectReplay
-from swarmsched.replay.results import Observer
+from swarmsched.replay.perfect import PerfectReplay, Ticks
+from swarmsched.replay.results import RunLog
 from swarmsched.replay.setup import Measured, Replay, prepared
 from swarmsched.replay.workload import TraceJob, gpu_batches, gpu_speeds, restart_costs
 from swarmsched.simulator.network import NetworkFaults
@@ -137,14 +137,14 @@ class Cell:
         one = self.line
         servers = {NodeId(f"n{number:03}"): each for number, each in enumerate(one.servers, start=1)}
         models = {node: model for node, (_, model) in servers.items() if model}
-        cluster = Cluster({node: gpus for node, (gpus, _) in servers.items()}, models)
+        cluster = Fleet({node: gpus for node, (gpus, _) in servers.items()}, models)
         if one.churn:
             cluster.events = churn(one.churn, _lines(one.churn), cluster.gpus)
         return Replay(
             PolicySetting(one.policy, _numbers(one.parameters)),
             cluster,
             one.knows,
-            Pacing(float(one.tick_s), float(one.pause_s), interference=float(one.interference or 0.0)),
+            Ticks(float(one.tick_s), float(one.pause_s), interference=float(one.interference or 0.0)),
             gpus_most={model: int(most) for model, most in _numbers(one.gpus_most).items()},
             view=one.view or "perfect",
             membership="swim" if one.churn or one.loss else "ideal",  # probes matter where something goes wrong
@@ -160,7 +160,7 @@ class Cell:
             gpu_batches=gpu_batches(one.speeds, _lines(one.speeds)) if one.speeds else {},
         )
 
-    def observed(self, traces: Path) -> Observer:
+    def observed(self, traces: Path) -> RunLog:
         """Run it."""
         return self.prepared(traces).run()
 

@@ -18,7 +18,7 @@ from swarm_agent.checkpoints.folders import CheckpointFolders, name_problem
 from swarm_agent.checkpoints.kept import KeptCheckpoints
 from swarm_agent.checkpoints.pack import pack, size_of
 from swarm_agent.staging.blobs import BlobError, BlobStore
-from swarm_agent.task.tasksocket import Refusal, Request, fitting
+from swarm_agent.task.tasksocket import Declined, Request, fitting
 from swarm_agent.threads import Threads
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Refused, Reply
@@ -82,7 +82,7 @@ class Commits:
         name = self._checked_name(key, request.get("name"))
         wait = request.get("wait", True)
         if not isinstance(wait, bool):
-            raise Refusal("bad_request", "wait must be true or false", "leave it out to wait")
+            raise Declined("bad_request", "wait must be true or false", "leave it out to wait")
         wish = self._enqueue(key, name, self._checked_world(key, request))
         if not wait:
             return {"ok": True, "name": name, "committed": False}
@@ -102,18 +102,18 @@ class Commits:
             name = name.removeprefix(f"{self._folders.of(*key.of_attempt)}/").removesuffix("/")
         problem = name_problem(name)
         if problem:
-            raise Refusal("bad_name", problem, "name a file or folder directly in SWARM_CHECKPOINT_DIR")
+            raise Declined("bad_name", problem, "name a file or folder directly in SWARM_CHECKPOINT_DIR")
         path = self._folders.of(*key.of_attempt) / str(name)
         if not os.path.lexists(path):  # where a link leads is the job's choice, and may be a file system that hangs
             remedy = "write it into SWARM_CHECKPOINT_DIR first, then commit it"
-            raise Refusal("not_found", f"{path} does not exist", remedy)
+            raise Declined("not_found", f"{path} does not exist", remedy)
         return str(name)
 
     def _checked_world(self, key: TaskKey, request: Request) -> int:
         """Of now: by the time that it is copied its writer may have switched, or left."""
         world = request.get("world", 0)
         if isinstance(world, bool) or not isinstance(world, int) or not 0 <= world <= WORLD_MOST:
-            raise Refusal("bad_request", "world must be a version of the membership", "leave it out")
+            raise Declined("bad_request", "world must be a version of the membership", "leave it out")
         return world or self._world_of(key)
 
     def _enqueue(self, key: TaskKey, name: str, world: int) -> _Wish:
@@ -122,7 +122,7 @@ class Commits:
         wish.epoch.add_done_callback(lambda done: _note_refusal(key, name, done))
         if desk.waiting:
             problem = f"superseded by a newer checkpoint, {name}, before its turn came"
-            desk.waiting.epoch.set_exception(Refusal("superseded", problem, "commit less often"))
+            desk.waiting.epoch.set_exception(Declined("superseded", problem, "commit less often"))
         desk.waiting = wish
         if desk.work is None:
             desk.work = asyncio.get_running_loop().create_task(self._work(key, desk))
@@ -144,18 +144,18 @@ class Commits:
         except asyncio.CancelledError:
             wish.epoch.cancel()
             raise
-        except Refusal as refusal:
+        except Declined as refusal:
             wish.epoch.set_exception(refusal)
         except Exception as error:  # a fault of ours costs this commit and is told as one
             log.exception("checkpoint failed name=%s", wish.name)
-            wish.epoch.set_exception(Refusal("internal", f"the agent failed: {error!r}", "see the agent's log"))
+            wish.epoch.set_exception(Declined("internal", f"the agent failed: {error!r}", "see the agent's log"))
         else:
             wish.epoch.set_result(epoch)
 
     async def _commit(self, key: TaskKey, wish: _Wish) -> int:
         order = self._order_of(key)
         if order is None:
-            raise Refusal("conflict", "this task is over", "end this process")
+            raise Declined("conflict", "this task is over", "end this process")
         folder = self._folders.of(*key.of_attempt)
         if self._folders.is_shared:
             size_bytes = await self._threads.run(size_of, folder, wish.name)
@@ -163,7 +163,7 @@ class Commits:
         checkpoint = await self._pack_and_copy(key, order, wish)
         try:
             epoch = await self._register(order, checkpoint)
-        except Refusal as refusal:
+        except Declined as refusal:
             if refusal.code == "conflict":
                 keep = [digest for digest in self._kept.digests(order.job_id) if digest != checkpoint.digest]
                 self._kept.retain(order.job_id, keep)
@@ -177,14 +177,14 @@ class Commits:
         tree = await self._threads.run(pack, folder, wish.name, self._blobs, uid, limit_bytes, runs)
         self._blobs.admit(tree.blobs)
         if self._blobs.missing(tree.blobs):
-            raise Refusal("storage", "parts of the copy vanished from this node's store", "commit it again")
+            raise Declined("storage", "parts of the copy vanished from this node's store", "commit it again")
         with self._blobs.pinned(tree.blobs):
             if excess := self._kept.excess(order.job_id, tree.blobs):
-                raise Refusal("too_large", excess, "write smaller ones, or raise checkpoint_bytes_max of the agents")
+                raise Declined("too_large", excess, "write smaller ones, or raise checkpoint_bytes_max of the agents")
             try:
                 digest = await self._blobs.put_bytes(await self._threads.run(tree.to_bytes))
             except BlobError as error:
-                raise Refusal("storage", str(error), error.remedy) from error
+                raise Declined("storage", str(error), error.remedy) from error
             self._kept.add(order.job_id, digest, tree.blobs, self._node_id)
         resumed = [order.checkpoint.digest] if order.checkpoint and order.checkpoint.digest else []
         keep = dict.fromkeys((*resumed, *self._kept.digests(order.job_id)))
@@ -208,8 +208,8 @@ class Commits:
             return reply.epoch
         assert isinstance(reply, Refused), f"a commit was answered by {type(reply).__name__}"
         if reply.code == "conflict":
-            raise Refusal("conflict", f"it does not count: {reply.problem}", reply.remedy)
-        raise Refusal(reply.code, reply.problem, reply.remedy)
+            raise Declined("conflict", f"it does not count: {reply.problem}", reply.remedy)
+        raise Declined(reply.code, reply.problem, reply.remedy)
 
 
 def _note_refusal(key: TaskKey, name: str, done: "asyncio.Future[int]") -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from swarm_agent.room import NoRoom
 from swarm_agent.staging.blobs import BlobStore
-from swarm_agent.task.tasksocket import Refusal
+from swarm_agent.task.tasksocket import Declined
 from swarmsched.tree import (
     DEPTH_LIMIT,
     ENTRIES_LIMIT,
@@ -51,7 +51,7 @@ def pack(
     walk = _Walk(lambda source: blobs.import_file(source, may_go_on), uid, limit_bytes)
     try:
         return walk.tree(folder, name)
-    except Refusal:
+    except Declined:
         blobs.abandon(entry.sha256 for entry in walk.entries if entry.kind is EntryKind.FILE)
         raise
 
@@ -96,16 +96,16 @@ class _Walk:
                 os.close(root)
             return Tree.of(self.entries)
         except BadTree as error:
-            raise Refusal("bad_checkpoint", f"{folder / name}: {error}", TOO_LARGE_REMEDY) from error
+            raise Declined("bad_checkpoint", f"{folder / name}: {error}", TOO_LARGE_REMEDY) from error
         except NoRoom as error:
-            raise Refusal("storage", f"{folder / name} was not copied: {error.strerror}", TOO_LARGE_REMEDY) from error
+            raise Declined("storage", f"{folder / name} was not copied: {error.strerror}", TOO_LARGE_REMEDY) from error
         except OSError as error:
             raise _unreadable(folder / name, error) from error
 
     def _visit(self, parent: int, name: str, path: str) -> None:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if len(self.entries) >= ENTRIES_LIMIT:
-            raise Refusal("too_large", f"the checkpoint has more than {ENTRIES_LIMIT} files", TOO_LARGE_REMEDY)
+            raise Declined("too_large", f"the checkpoint has more than {ENTRIES_LIMIT} files", TOO_LARGE_REMEDY)
         if stat.S_ISDIR(found.st_mode):
             self._visit_folder(parent, name, path)
         elif stat.S_ISLNK(found.st_mode):
@@ -113,7 +113,7 @@ class _Walk:
         elif stat.S_ISREG(found.st_mode):
             self._visit_file(parent, name, path)
         else:
-            raise Refusal("bad_checkpoint", f"{path} is no file, folder or link", "leave sockets and pipes out of it")
+            raise Declined("bad_checkpoint", f"{path} is no file, folder or link", "leave sockets and pipes out of it")
 
     def _visit_folder(self, parent: int, name: str, path: str) -> None:
         if path.count("/") >= DEPTH_LIMIT:  # before there is an open folder for each of thousands
@@ -131,10 +131,10 @@ class _Walk:
     def _visit_link(self, target: str, path: str) -> None:
         inner = path.partition("/")[2]
         if not inner:
-            raise Refusal("bad_checkpoint", f"{path} is a link to {target!r}", "commit the name that it points to")
+            raise Declined("bad_checkpoint", f"{path} is a link to {target!r}", "commit the name that it points to")
         problem = target_problem(inner, target)  # from the checkpoint's own folder, which is all that is copied
         if problem:
-            raise Refusal("bad_checkpoint", f"{path} {problem}", "use links only within the checkpoint")
+            raise Declined("bad_checkpoint", f"{path} {problem}", "use links only within the checkpoint")
         self.entries.append(TreeEntry(path, EntryKind.LINK, target=target))
 
     def _visit_file(self, parent: int, name: str, path: str) -> None:
@@ -148,26 +148,26 @@ class _Walk:
         finally:
             os.close(source)
         if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, size_bytes):
-            raise Refusal("changed", f"{path} changed while it was copied", CHANGED_REMEDY)
+            raise Declined("changed", f"{path} changed while it was copied", CHANGED_REMEDY)
         self.total_bytes += size_bytes
         self.entries.append(TreeEntry(path, EntryKind.FILE, before.st_mode & 0o777, size_bytes, digest))
 
     def _check(self, found: os.stat_result, path: str) -> None:
         if not stat.S_ISREG(found.st_mode):
-            raise Refusal("changed", f"{path} changed while it was copied", CHANGED_REMEDY)
+            raise Declined("changed", f"{path} changed while it was copied", CHANGED_REMEDY)
         if self.uid >= 0 and found.st_uid != self.uid:
             problem = f"{path} belongs to another account than the job's"
-            raise Refusal("bad_checkpoint", problem, "write checkpoints as the job's own account")
+            raise Declined("bad_checkpoint", problem, "write checkpoints as the job's own account")
         if found.st_size > FILE_BYTES_LIMIT:
-            raise Refusal("too_large", f"{path} has more than {FILE_BYTES_LIMIT} bytes", TOO_LARGE_REMEDY)
+            raise Declined("too_large", f"{path} has more than {FILE_BYTES_LIMIT} bytes", TOO_LARGE_REMEDY)
         limit_bytes = min(self.limit_bytes, TREE_BYTES_LIMIT)
         if self.total_bytes + found.st_size > limit_bytes:
-            raise Refusal("too_large", f"the checkpoint has more than {limit_bytes} bytes", TOO_LARGE_REMEDY)
+            raise Declined("too_large", f"the checkpoint has more than {limit_bytes} bytes", TOO_LARGE_REMEDY)
 
 
-def _too_deep(path: str) -> Refusal:
+def _too_deep(path: str) -> Declined:
     problem = f"{path[:80]} has folders that lie more than {DEPTH_LIMIT} deep"
-    return Refusal("bad_checkpoint", problem, "write its files into fewer folders within one another")
+    return Declined("bad_checkpoint", problem, "write its files into fewer folders within one another")
 
 
 def _digest_of(source: int) -> tuple[str, int]:
@@ -178,8 +178,8 @@ def _digest_of(source: int) -> tuple[str, int]:
     return hasher.hexdigest(), size_bytes
 
 
-def _unreadable(path: Path, error: OSError) -> Refusal:
+def _unreadable(path: Path, error: OSError) -> Declined:
     with suppress(OSError):
         os.lstat(path)
-        return Refusal("unreadable", f"{path} could not be copied: {error.strerror or error}", CHANGED_REMEDY)
-    return Refusal("not_found", f"{path} does not exist", "write it into SWARM_CHECKPOINT_DIR first, then commit it")
+        return Declined("unreadable", f"{path} could not be copied: {error.strerror or error}", CHANGED_REMEDY)
+    return Declined("not_found", f"{path} does not exist", "write it into SWARM_CHECKPOINT_DIR first, then commit it")

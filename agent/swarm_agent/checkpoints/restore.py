@@ -16,7 +16,7 @@ from swarm_agent.checkpoints.pack import manifest
 from swarm_agent.staging.blobs import BlobError, BlobStore, NotStored
 from swarm_agent.staging.fetch import NotReached
 from swarm_agent.staging.tree import Unpacker
-from swarm_agent.task.tasksocket import Refusal
+from swarm_agent.task.tasksocket import Declined
 from swarm_agent.threads import Threads
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import SwarmError
@@ -94,7 +94,7 @@ def _is_there(path: Path, checkpoint: Checkpoint) -> bool:
         return False
     try:
         return manifest(path.parent, path.name).digest == checkpoint.digest
-    except Refusal:
+    except Declined:
         return False
 
 

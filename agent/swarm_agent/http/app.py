@@ -15,7 +15,7 @@ from aiohttp.typedefs import Middleware
 from multidict import CIMultiDict
 
 from swarm_agent import metrics
-from swarm_agent.http.exchange import JSON_TYPE, Answer, Call, limited, no_stream
+from swarm_agent.http.exchange import JSON_TYPE, Call, HttpReply, limited, no_stream
 from swarm_agent.http.guard import Guard
 from swarm_agent.http.problem import CONTENT_TYPE, Problem
 from swarm_agent.http.routes import Route, match
@@ -59,7 +59,7 @@ class Server:
         web_response.SERVER_SOFTWARE = "swarm-agent"  # type: ignore[attr-defined]  # read at each answer
         return app
 
-    async def dispatch(self, call: Call) -> Answer:
+    async def dispatch(self, call: Call) -> HttpReply:
         """Run a forwarded request; problems become answers, so that the asking agent passes them on as they are."""
         found = match(self._routes.values(), call.method, call.path)
         try:
@@ -68,7 +68,7 @@ class Server:
             route, params = found
             return await route.handler(replace(call, params=params))
         except Problem as problem:
-            return Answer(problem.status, problem.encode(call.request_id), CONTENT_TYPE, problem.all_headers())
+            return HttpReply(problem.status, problem.encode(call.request_id), CONTENT_TYPE, problem.all_headers())
 
     def _middleware(self) -> Middleware:
         @web.middleware
@@ -125,7 +125,7 @@ class Server:
 
         return handle
 
-    def _headers(self, request_id: str, answer: Answer) -> CIMultiDict[str]:
+    def _headers(self, request_id: str, answer: HttpReply) -> CIMultiDict[str]:
         headers = CIMultiDict({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
         headers.update({"X-Swarm-Node": self._node, "X-Request-Id": request_id, "Content-Type": answer.content_type})
         headers.update(answer.headers)
@@ -133,10 +133,10 @@ class Server:
 
     def _problem(self, problem: Problem, request_id: str) -> web.Response:
         body = problem.encode(request_id)
-        headers = self._headers(request_id, Answer(problem.status, body, CONTENT_TYPE, problem.all_headers()))
+        headers = self._headers(request_id, HttpReply(problem.status, body, CONTENT_TYPE, problem.all_headers()))
         return web.Response(status=problem.status, body=body, headers=headers)
 
-    async def _stream(self, request: web.Request, answer: Answer, headers: CIMultiDict[str]) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, answer: HttpReply, headers: CIMultiDict[str]) -> web.StreamResponse:
         body = cast("AsyncIterator[bytes]", answer.body)
         if len(self._streams) >= STREAMS_LIMIT:
             async with closing(body):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from swarm_agent.http.exchange import Answer, Call, answer, limited
+from swarm_agent.http.exchange import Call, HttpReply, answer, limited
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.staging.blobs import SMALL_BYTES, BlobError, is_digest
@@ -24,7 +24,7 @@ class BlobUploads:
     def __init__(self, agent: AgentPort) -> None:
         self._agent = agent
 
-    async def list_missing_blobs(self, call: Call) -> Answer:
+    async def list_missing_blobs(self, call: Call) -> HttpReply:
         """POST /v1/blobs/missing."""
         digests = call.json("digests").get("digests")
         if not isinstance(digests, list) or len(digests) > DIGESTS_LIMIT:
@@ -35,15 +35,15 @@ class BlobUploads:
         missing = await asyncio.to_thread(self._agent.blobs.missing, digests)
         return answer({"missing": list(missing), "node": self._agent.config.name})
 
-    async def head_blob(self, call: Call) -> Answer:
+    async def head_blob(self, call: Call) -> HttpReply:
         """HEAD /v1/blobs/SHA256."""
         digest = _digest(call)
         size_bytes = self._agent.blobs.size_bytes(digest)
         if size_bytes is None:
             raise Problem("unknown_blob", f"blob {digest[:12]} is not on {self._agent.config.name}")
-        return Answer(200, b"", "application/octet-stream", {"Content-Length": str(size_bytes)})
+        return HttpReply(200, b"", "application/octet-stream", {"Content-Length": str(size_bytes)})
 
-    async def put_blob(self, call: Call) -> Answer:
+    async def put_blob(self, call: Call) -> HttpReply:
         """PUT /v1/blobs/SHA256."""
         digest = _digest(call)
         is_known = not self._agent.blobs.missing([digest])
@@ -51,7 +51,7 @@ class BlobUploads:
         document = {"sha256": digest, "size_bytes": size_bytes, "node": self._agent.config.name}
         return answer(document, 200 if is_known else 201)
 
-    async def put_blobs(self, call: Call) -> Answer:
+    async def put_blobs(self, call: Call) -> HttpReply:
         """POST /v1/blobs: frames of digest, length and content until the body ends."""
         content_type = call.headers.get("content-type", "").split(";")[0].strip().lower()
         if content_type != PACK_TYPE:

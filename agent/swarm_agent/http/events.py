@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from swarm_agent.eventlog import KINDS
-from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
+from swarm_agent.http.exchange import Call, Document, HttpReply, answer, decode_cursor, encode_cursor
 from swarm_agent.http.merge import merged
 from swarm_agent.http.parameter import Parameter, integer, words
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Absent, Peers
@@ -63,7 +63,7 @@ class Events:
             async for event in events:
                 yield event
 
-    async def list_events(self, call: Call) -> Answer:
+    async def list_events(self, call: Call) -> HttpReply:
         """GET /v1/events, with `follow` a stream."""
         chosen = _choice_of(call)
         positions, limit = CURSOR.read(resume_cursor(call)), LIMIT.of(call)

@@ -81,7 +81,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpReply:
     """What goes back.  A body that is an iterator is streamed as it comes; `heartbeat` is sent in its silences."""
 
     status: int
@@ -91,7 +91,7 @@ class Answer:
     heartbeat: bytes = b""
 
 
-Handler = Callable[[Call], Awaitable[Answer]]
+Handler = Callable[[Call], Awaitable[HttpReply]]
 
 
 def boolean(key: str, value: object) -> bool:
@@ -137,6 +137,6 @@ def encode(document: object) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def answer(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+def answer(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpReply:
     """A JSON answer."""
-    return Answer(status, encode(document), headers=headers or {})
+    return HttpReply(status, encode(document), headers=headers or {})

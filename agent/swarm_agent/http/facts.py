@@ -32,7 +32,7 @@ class GpuFacts:
     job_id: JobId | None = None
 
 
-class Facts:
+class AgentFacts:
     """Cheap read-only snapshots of an agent, taken between two steps of its core.  Tests override them."""
 
     def __init__(self, agent: Agent) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm_agent.http.attendance import Attendance
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.peers import LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, FanOut, Peers, first_unique
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.views import bare_summary, card_document, job_document, job_summary
@@ -47,7 +47,7 @@ def over(job_id: JobId) -> Problem:
 class JobFinder:
     """Looks a job up, here first and then everywhere."""
 
-    def __init__(self, facts: Facts, peers: Peers) -> None:
+    def __init__(self, facts: AgentFacts, peers: Peers) -> None:
         self._facts, self._peers = facts, peers
 
     async def find(self, reference: str, user: str = "", *, may_ask: bool = True) -> Found:

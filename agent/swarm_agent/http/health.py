@@ -5,8 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from swarm_agent.doctor import Diagnosis
-from swarm_agent.http.exchange import Answer, Call, answer
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.exchange import Call, HttpReply, answer
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.parameter import flag, words
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem
@@ -30,23 +30,23 @@ VERBOSE = flag("verbose", "One line for each check.")
 class Health:
     """Handlers outside /v1, and GET /v1/doctor."""
 
-    def __init__(self, agent: AgentPort, facts: Facts, render_metrics: RenderMetrics) -> None:
+    def __init__(self, agent: AgentPort, facts: AgentFacts, render_metrics: RenderMetrics) -> None:
         self._agent, self._facts, self._render_metrics = agent, facts, render_metrics
 
-    async def livez(self, _: Call) -> Answer:
+    async def livez(self, _: Call) -> HttpReply:
         """The event loop turns; nothing else is checked."""
-        return Answer(200, b"ok\n", TEXT_TYPE)
+        return HttpReply(200, b"ok\n", TEXT_TYPE)
 
-    async def readyz(self, call: Call) -> Answer:
+    async def readyz(self, call: Call) -> HttpReply:
         """200 when every check holds.  Names of checks may be seen without a token, details may not."""
         checks = self._agent.readiness.checks(frozenset(EXCLUDE.of(call)))
         is_ready = all(check.is_ok for check in checks)
         lines = [f"[{'+' if check.is_ok else '-'}]{check.name} {'ok' if check.is_ok else 'failed'}" for check in checks]
         word = "ok" if is_ready else "not ready"
         text = "\n".join([*lines, word]) if VERBOSE.of(call) else word
-        return Answer(200 if is_ready else 503, f"{text}\n".encode(), TEXT_TYPE)
+        return HttpReply(200 if is_ready else 503, f"{text}\n".encode(), TEXT_TYPE)
 
-    async def doctor(self, _: Call) -> Answer:
+    async def doctor(self, _: Call) -> HttpReply:
         """What this agent can say about its own state, with remedies."""
         found = [self._telemetry(), self._members(), self._holders(), self._isolation(), *self._facts.diagnoses()]
         names = {each.name for each in found}  # of which more can be said than whether work may come
@@ -54,24 +54,24 @@ class Health:
         ready = [Diagnosis(each.name, "ok" if each.is_ok else "failed", each.detail, each.remedy) for each in checks]
         return answer(listing([asdict(each) for each in (*ready, *found)], node=self._agent.config.name))
 
-    async def metrics(self, call: Call) -> Answer:
+    async def metrics(self, call: Call) -> HttpReply:
         """Prometheus text, or OpenMetrics when asked for."""
         body, content_type = self._render_metrics(call.headers.get("accept", ""))
-        return Answer(200, body, content_type)
+        return HttpReply(200, body, content_type)
 
-    async def job_metrics(self, call: Call) -> Answer:
+    async def job_metrics(self, call: Call) -> HttpReply:
         """As `metrics`, of the tasks of this node."""
         body, content_type = render_jobs(self._facts.reported(), call.headers.get("accept", ""))
-        return Answer(200, body, content_type)
+        return HttpReply(200, body, content_type)
 
-    async def explain_error(self, call: Call) -> Answer:
+    async def explain_error(self, call: Call) -> HttpReply:
         """What a kind of problem means."""
         code = call.params["code"]
         if code not in KINDS:
             raise Problem("not_found", f"there is no kind of error {code[:60]!r}")
         kind = KINDS[code]
         text = f"{kind.title} ({code}, status {kind.status})\n\n{kind.explanation}\n"
-        return Answer(200, text.encode(), TEXT_TYPE)
+        return HttpReply(200, text.encode(), TEXT_TYPE)
 
     def _telemetry(self) -> Diagnosis:
         if self._agent.config.witness:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from swarm_agent.http.exchange import Answer
+from swarm_agent.http.exchange import HttpReply
 from swarm_agent.http.parameter import header
 from swarm_agent.http.problem import Problem
 from swarmsched.errors import FieldProblem
@@ -25,7 +25,7 @@ KEY = header("Idempotency-Key", "Makes a repetition at this agent harmless for 1
 class _Entry:
     body_digest: bytes
     since_s: float
-    answer: Answer | None = None
+    answer: HttpReply | None = None
     is_under_way: bool = False
     memo: dict[str, object] = field(default_factory=dict)  # what a repetition after a failure must use again
 
@@ -37,7 +37,7 @@ class IdempotencyKeys:
         self._entries: dict[str, _Entry] = {}
         self._limit, self._kept_s = limit, kept_s
 
-    async def once(self, key: str, body: bytes, act: Callable[[dict[str, object]], Awaitable[Answer]]) -> Answer:
+    async def once(self, key: str, body: bytes, act: Callable[[dict[str, object]], Awaitable[HttpReply]]) -> HttpReply:
         """Run `act` unless the key has an answer; a failure can be repeated.
 
         `act` is given a memo that is the same for all repetitions: the ticket in it makes a repetition after an

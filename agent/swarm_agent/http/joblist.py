@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from swarm_agent.http.attendance import attendance_of
-from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.exchange import Call, Document, HttpReply, answer, decode_cursor, encode_cursor
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.keys import AGE, END_REASONS, JOB
 from swarm_agent.http.outlook import outlook_of
 from swarm_agent.http.parameter import Parameter, flag, integer, text, words
@@ -83,10 +83,10 @@ class Gathered:
 class JobList:
     """Gathers jobs here and from all agents."""
 
-    def __init__(self, facts: Facts, peers: Peers) -> None:
+    def __init__(self, facts: AgentFacts, peers: Peers) -> None:
         self._facts, self._peers = facts, peers
 
-    async def list_jobs(self, call: Call) -> Answer:
+    async def list_jobs(self, call: Call) -> HttpReply:
         """GET /v1/jobs."""
         wanted = _filter_from(call)
         found = await self.gather(wanted)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from msgspec import structs
 
 from swarm_agent.http.attendance import attendance_of, no_majority
-from swarm_agent.http.exchange import Answer, Call, Document, answer
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.exchange import Call, Document, HttpReply, answer
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import FIELDS, trimmed
 from swarm_agent.http.model import model_document
@@ -64,13 +64,13 @@ GOAL = choice("for", "What to wait for.", list(FOLLOWED_STATES))
 TIMEOUT = number("timeout", "Seconds.", WAIT_DEFAULT_S, 0.0, WAIT_LIMIT_S)
 USER = text("user", "Whose newest job @last means.")
 
-Local = Callable[[JobId, Call], Awaitable[Answer]]
+Local = Callable[[JobId, Call], Awaitable[HttpReply]]
 
 
-class Jobs:
+class JobRoutes:
     """Handlers of `/v1/jobs/JOB...`."""
 
-    def __init__(self, agent: AgentPort, facts: Facts, peers: Peers, finder: JobFinder, watch: JobWatch) -> None:
+    def __init__(self, agent: AgentPort, facts: AgentFacts, peers: Peers, finder: JobFinder, watch: JobWatch) -> None:
         self._agent, self._facts, self._peers, self._finder, self._watch = agent, facts, peers, finder, watch
         self._told = Told()
 
@@ -84,12 +84,12 @@ class Jobs:
         """Another agent wants to know what of a job is here."""
         return self._own_part(JobId(str(payload.get("job_id", ""))))
 
-    async def get_job(self, call: Call) -> Answer:
+    async def get_job(self, call: Call) -> HttpReply:
         """GET /v1/jobs/JOB."""
         found = await self.find(call)
         return await self._tell(found, call)
 
-    async def why_job(self, call: Call) -> Answer:
+    async def why_job(self, call: Call) -> HttpReply:
         """GET /v1/jobs/JOB/why."""
         found = await self.find(call)
         return await self._read(found, call, self._explain)
@@ -98,7 +98,7 @@ class Jobs:
         """Another agent wants to know which folders of a job lie here."""
         return await self._left_here(JobId(str(payload.get("job_id", ""))))
 
-    async def left_job(self, call: Call) -> Answer:
+    async def left_job(self, call: Call) -> HttpReply:
         """GET /v1/jobs/JOB/left: which node ran an attempt that is over only that node knows, so all are asked."""
         found = await self.find(call)
         told = await self._peers.ask_all("left", {"job_id": found.job_id}, SEARCH_TIMEOUT_S)
@@ -120,20 +120,20 @@ class Jobs:
             ]
         }
 
-    async def cancel_job(self, call: Call) -> Answer:
+    async def cancel_job(self, call: Call) -> HttpReply:
         """POST /v1/jobs/JOB/cancel and DELETE /v1/jobs/JOB."""
         document = call.json("grace_seconds", "reason")
         grace_s, reason = _grace(document.get("grace_seconds")), short_text(document.get("reason", ""))
         found = await self.find(call)
         return await self._change(found, call, CancelJob(found.job_id, grace_s, reason))
 
-    async def signal_job(self, call: Call) -> Answer:
+    async def signal_job(self, call: Call) -> HttpReply:
         """POST /v1/jobs/JOB/signal."""
         number = signal_number(call.json("signal").get("signal"))
         found = await self.find(call)
         return await self._change(found, call, SignalJob(found.job_id, number))
 
-    async def scale_job(self, call: Call) -> Answer:
+    async def scale_job(self, call: Call) -> HttpReply:
         """POST /v1/jobs/JOB/scale: other numbers of ranks from now on."""
         document = call.json("ranks", "ranks_most")
         ranks = whole("ranks", document.get("ranks"), 1, RANKS_LIMIT)
@@ -141,7 +141,7 @@ class Jobs:
         found = await self.find(call)
         return await self._change(found, call, ScaleJob(found.job_id, ranks, most))
 
-    async def migrate_job(self, call: Call) -> Answer:
+    async def migrate_job(self, call: Call) -> HttpReply:
         """POST /v1/jobs/JOB/migrate: other hosts, now or not at all."""
         document = call.json("nodes", "avoid")
         nodes, avoid = (node_names(key, document.get(key, [])) for key in ("nodes", "avoid"))
@@ -158,7 +158,7 @@ class Jobs:
             if node not in known:
                 raise Problem("unknown_node", f"there is no node {node!r}{nearest(node, known, NODE_CLOSENESS)}")
 
-    async def recover_job(self, call: Call) -> Answer:
+    async def recover_job(self, call: Call) -> HttpReply:
         """POST /v1/jobs/JOB/recover: an operator declares the holders that do not answer dead for good."""
         if call.json("force").get("force") is not True:
             remedy = 'send {"force": true} once you are sure that the silent holders never come back with their disks'
@@ -173,7 +173,7 @@ class Jobs:
         if record and place and place.state is JobState.ENDED and record.stamp < place.stamp:
             raise Problem("job_over", f"{job_id} has ended, as {place.shepherd} told before it was lost")
 
-    async def wait_job(self, call: Call) -> Answer:
+    async def wait_job(self, call: Call) -> HttpReply:
         """GET /v1/jobs/JOB/wait: woken by the change itself, wherever the shepherd is."""
         goal, timeout_s = GOAL.of(call), TIMEOUT.of(call)
         found = await self.find(call)
@@ -194,7 +194,7 @@ class Jobs:
         """The job that the path names; a forwarded request is not sent round again."""
         return await self._finder.find(call.params["job"], USER.of(call), may_ask=call.hops == 0)
 
-    async def _tell(self, found: Found, call: Call) -> Answer:
+    async def _tell(self, found: Found, call: Call) -> HttpReply:
         """Show the job to a client: never an older state of it than this agent has told before."""
         shown, fields = await self._read(found, call, self._show), FIELDS.of(call)
         if call.hops:
@@ -218,7 +218,7 @@ class Jobs:
             share["is_paused"] = None
         with_problems(document, {})
 
-    async def _show(self, job_id: JobId, call: Call) -> Answer:
+    async def _show(self, job_id: JobId, call: Call) -> HttpReply:
         record, fields = self._record(job_id), FIELDS.of(call)
         document = job_document_now(record, self._facts)
         if not record.is_ended and (not fields or {"model", "size_reason"}.intersection(fields)):
@@ -236,14 +236,14 @@ class Jobs:
         table = await self._agent.tabulate(question) if question is not None else None
         return model_document(question, table) if question and table and table.rows else None
 
-    async def _show_card(self, job: JobView, call: Call) -> Answer:
+    async def _show_card(self, job: JobView, call: Call) -> HttpReply:
         place, document = self._facts.places().get(job.job_id), card_document(job, time.time())
         if place is not None:
             document["holders"] = list(place.holders)
             self._doubt(document)
         return await self._shown(document, call, {HEARSAY: "card"})
 
-    async def _shown(self, document: Document, call: Call, headers: Mapping[str, str]) -> Answer:
+    async def _shown(self, document: Document, call: Call, headers: Mapping[str, str]) -> HttpReply:
         fields = FIELDS.of(call)
         if document["state"] in ("running", "stopping") and (
             not fields or {"nodes", "progress", "world"}.intersection(fields)
@@ -264,7 +264,7 @@ class Jobs:
     def _own_part(self, job_id: JobId) -> Document:
         return {"tasks": tasks_here(self._facts, job_id), "reports": reported_here(self._facts, job_id)}
 
-    async def _explain(self, job_id: JobId, _: Call) -> Answer:
+    async def _explain(self, job_id: JobId, _: Call) -> HttpReply:
         record = self._record(job_id)
         job = job_document_now(record, self._facts)
         if job["progress"]:
@@ -280,13 +280,13 @@ class Jobs:
             raise Problem("unknown_job", f"{self._peers.own_name} does not have job {job_id} any more")
         return record
 
-    async def _read(self, found: Found, call: Call, local: Local) -> Answer:
+    async def _read(self, found: Found, call: Call, local: Local) -> HttpReply:
         """From the shepherd if it can be asked; else from a held copy or a card, with its age."""
         if self._facts.has_last_word(found.job_id):
             return await local(found.job_id, call)
         if call.hops and self._facts.is_over(found.job_id):
             raise over(found.job_id)
-        outcome: Answer | Problem
+        outcome: HttpReply | Problem
         try:
             if self._facts.record(found.job_id) is not None:
                 outcome = await self._forward(found, call, HELD_COPY_PATIENCE_S)
@@ -296,16 +296,16 @@ class Jobs:
             if problem.code not in ("shepherd_unreachable", "unknown_job"):
                 raise
             outcome = problem
-        if isinstance(outcome, Answer) and self._is_newest(found.job_id, outcome):
+        if isinstance(outcome, HttpReply) and self._is_newest(found.job_id, outcome):
             return outcome
         return await self._from_here(found.job_id, call, local, outcome)
 
-    def _is_newest(self, job_id: JobId, shown: Answer) -> bool:
+    def _is_newest(self, job_id: JobId, shown: HttpReply) -> bool:
         """False for hearsay, and for the word of a deposed shepherd where the copy that is held here is newer."""
         record, stamp = self._facts.record(job_id), stamp_of(shown)
         return HEARSAY not in shown.headers and (record is None or stamp is None or record.stamp <= stamp)
 
-    async def _from_here(self, job_id: JobId, call: Call, local: Local, outcome: Answer | Problem) -> Answer:
+    async def _from_here(self, job_id: JobId, call: Call, local: Local, outcome: HttpReply | Problem) -> HttpReply:
         """What this agent has itself, where nobody with a record has answered; else what came of asking."""
         if self._facts.record(job_id) is not None:
             return await local(job_id, call)
@@ -318,7 +318,7 @@ class Jobs:
             raise outcome
         return outcome
 
-    async def _change(self, found: Found, call: Call, command: Command) -> Answer:
+    async def _change(self, found: Found, call: Call, command: Command) -> HttpReply:
         """Have the shepherd do it, and wait for the next one while none acts.
 
         Only the agent that the client asked waits.  A signal whose answer was lost is not sent again: two are not one.
@@ -364,7 +364,7 @@ class Jobs:
         remedy = f"{_done(was_sent=was_sent)}; try again in a moment, and see who holds it with: swarm status {handle}"
         return Problem("shepherd_unreachable", detail, remedy)
 
-    async def _change_now(self, found: Found, call: Call, command: Command) -> Answer:
+    async def _change_now(self, found: Found, call: Call, command: Command) -> HttpReply:
         if not self._facts.is_shepherd(found.job_id):
             record = self._facts.record(found.job_id)
             if self._facts.is_over(found.job_id):
@@ -373,7 +373,7 @@ class Jobs:
                 return await self._forward(found, call)
         return await self._obeyed(found, command)
 
-    async def _obeyed(self, found: Found, command: Command) -> Answer:
+    async def _obeyed(self, found: Found, command: Command) -> HttpReply:
         before = self._facts.record(found.job_id)
         reply = await self._agent.command(command)
         if isinstance(reply, Refused):
@@ -384,7 +384,7 @@ class Jobs:
             document["had_ended"] = before is not None and before.is_ended
         return answer(document, 202)
 
-    async def _at_holders(self, found: Found, call: Call, command: Command) -> Answer:
+    async def _at_holders(self, found: Found, call: Call, command: Command) -> HttpReply:
         """Have the shepherd do it if one acts, else any holder: this agent if it has the record."""
         record = self._facts.record(found.job_id)
         if self._facts.is_over(found.job_id):
@@ -398,12 +398,12 @@ class Jobs:
                 raise
         return await self._obeyed(found, command)
 
-    async def _forward_or_search(self, found: Found, call: Call) -> Answer:
+    async def _forward_or_search(self, found: Found, call: Call) -> HttpReply:
         """As `_forward`, and when nobody known has a word to say, ask who has the record at all.
 
         That somebody else has heard of the job counts only if nobody has its record, and so does an old record.
         """
-        outcome: Answer | Problem
+        outcome: HttpReply | Problem
         try:
             outcome = await self._forward(found, call)
         except Problem as problem:
@@ -420,7 +420,7 @@ class Jobs:
 
     async def _forward(
         self, found: Found, call: Call, timeout_s: float = FORWARD_TIMEOUT_S, nodes: Iterable[NodeId] = ()
-    ) -> Answer:
+    ) -> HttpReply:
         """Ask the candidates, or `nodes`, in turn; 404 and 503 of one of them only mean that it is not the right one.
 
         410 counts if no other one has the record: each drops it in its own time.  So does a record that is older than
@@ -428,9 +428,9 @@ class Jobs:
         """
         tail = call.path.split("/", 4)[4:]
         path = "/".join(["/v1/jobs", found.job_id, *tail])
-        gone: Answer | None = None
-        older: Answer | None = None
-        hearsay: Answer | None = None
+        gone: HttpReply | None = None
+        older: HttpReply | None = None
+        hearsay: HttpReply | None = None
         problem = Problem("shepherd_unreachable", f"no agent that acts for job {found.job_id} is known")
         for node in self._peers.likeliest(nodes or (*self._finder.known(found.job_id), *found.candidates)):
             try:
@@ -525,6 +525,6 @@ def short_text(value: object) -> str:
     return value
 
 
-def _bytes(shown: Answer) -> bytes:
+def _bytes(shown: HttpReply) -> bytes:
     assert isinstance(shown.body, bytes), "documents are not streamed"
     return shown.body

@@ -47,7 +47,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Key(Generic[S]):
+class DocKey(Generic[S]):
     """One key of a document that tells of an `S`."""
 
     name: str
@@ -56,7 +56,7 @@ class Key(Generic[S]):
 
 
 @dataclass(frozen=True, slots=True)
-class JobKey:
+class JobDocKey:
     """One key of a job's document: by the record, and by the card; null where a card does not tell it."""
 
     name: str
@@ -146,12 +146,12 @@ class ByRecord:
         }
 
 
-def document(keys: Iterable[Key[S]], source: S) -> Document:
+def document(keys: Iterable[DocKey[S]], source: S) -> Document:
     """Every key with its value."""
     return {key.name: key.value(source) for key in keys}
 
 
-def properties(keys: Iterable[Key[Any] | JobKey]) -> Schema:
+def properties(keys: Iterable[DocKey[Any] | JobDocKey]) -> Schema:
     """The schemas of keys by name."""
     return {key.name: key.schema for key in keys}
 
@@ -207,22 +207,22 @@ END_REASON = choice(*END_REASONS)
 # One key a line.
 # fmt: off
 
-CHECKPOINT: tuple[Key[Checkpoint], ...] = (
-    Key("name", TEXT, lambda each: each.name),
-    Key("attempt", COUNT, lambda each: each.attempt),
-    Key("node", TEXT, lambda each: each.node),
-    Key("committed_at", TIME, lambda each: rfc3339(each.committed_utc_s)),
-    Key("size_bytes", COUNT, lambda each: each.size_bytes),
-    Key("copies", array(TEXT), lambda each: list(each.copies)),
+CHECKPOINT: tuple[DocKey[Checkpoint], ...] = (
+    DocKey("name", TEXT, lambda each: each.name),
+    DocKey("attempt", COUNT, lambda each: each.attempt),
+    DocKey("node", TEXT, lambda each: each.node),
+    DocKey("committed_at", TIME, lambda each: rfc3339(each.committed_utc_s)),
+    DocKey("size_bytes", COUNT, lambda each: each.size_bytes),
+    DocKey("copies", array(TEXT), lambda each: list(each.copies)),
 )
 """What the next attempt resumes from; `copies` lists who keeps a packed copy, none in a shared folder."""
 
-RESCALING: tuple[Key[Rescaling], ...] = (
-    Key("decided_at", TIME, lambda each: rfc3339(each.utc_s)),
-    Key("ranks_before", COUNT, lambda each: each.ranks_before),
-    Key("ranks_after", maybe(COUNT), lambda each: each.ranks_after or None),
-    Key("pause_seconds", maybe(SECONDS), lambda each: round(each.pause_s, 3) if each.ranks_after else None),
-    Key("reason", TEXT, lambda each: each.reason),
+RESCALING: tuple[DocKey[Rescaling], ...] = (
+    DocKey("decided_at", TIME, lambda each: rfc3339(each.utc_s)),
+    DocKey("ranks_before", COUNT, lambda each: each.ranks_before),
+    DocKey("ranks_after", maybe(COUNT), lambda each: each.ranks_after or None),
+    DocKey("pause_seconds", maybe(SECONDS), lambda each: round(each.pause_s, 3) if each.ranks_after else None),
+    DocKey("reason", TEXT, lambda each: each.reason),
 )
 """One change of size or hosts; null until its ranks run again."""
 
@@ -239,70 +239,70 @@ WORLD = record({
 
 LEFTOVER = record({"node": TEXT, "attempt": COUNT})
 
-JOB: tuple[JobKey, ...] = (
-    JobKey("api_version", VERSION, lambda _: API_VERSION, lambda _: API_VERSION),
-    JobKey("id", JOB_ID, lambda job: job.record.job_id, lambda view: view.card.job_id),
-    JobKey("handle", TEXT, lambda job: ids.handle(job.record.job_id), lambda view: ids.handle(view.card.job_id)),
-    JobKey("name", TEXT, lambda job: job.spec.name, lambda view: view.card.name),
-    JobKey("user", TEXT, lambda job: job.spec.user, lambda view: view.card.user),
-    JobKey("queue", TEXT, lambda job: job.spec.queue, lambda view: view.card.queue),
-    JobKey("priority", {"type": "integer"}, lambda job: job.spec.priority, lambda view: view.card.priority),
-    JobKey("state", STATE, lambda job: job.record.state.value, lambda view: view.card.state.value),
-    JobKey("phase", PHASE, lambda job: job.record.phase.value, lambda view: view.card.phase.value),
-    JobKey("reason", TEXT, lambda job: job.record.reason, lambda view: view.card.reason),
-    JobKey("end_reason", END_REASON,
+JOB: tuple[JobDocKey, ...] = (
+    JobDocKey("api_version", VERSION, lambda _: API_VERSION, lambda _: API_VERSION),
+    JobDocKey("id", JOB_ID, lambda job: job.record.job_id, lambda view: view.card.job_id),
+    JobDocKey("handle", TEXT, lambda job: ids.handle(job.record.job_id), lambda view: ids.handle(view.card.job_id)),
+    JobDocKey("name", TEXT, lambda job: job.spec.name, lambda view: view.card.name),
+    JobDocKey("user", TEXT, lambda job: job.spec.user, lambda view: view.card.user),
+    JobDocKey("queue", TEXT, lambda job: job.spec.queue, lambda view: view.card.queue),
+    JobDocKey("priority", {"type": "integer"}, lambda job: job.spec.priority, lambda view: view.card.priority),
+    JobDocKey("state", STATE, lambda job: job.record.state.value, lambda view: view.card.state.value),
+    JobDocKey("phase", PHASE, lambda job: job.record.phase.value, lambda view: view.card.phase.value),
+    JobDocKey("reason", TEXT, lambda job: job.record.reason, lambda view: view.card.reason),
+    JobDocKey("end_reason", END_REASON,
            lambda job: job.at_end(None if job.record.end_reason is EndReason.NONE else job.record.end_reason.value)),
-    JobKey("exit_code", {"type": "integer"}, lambda job: job.at_end(own_exit_code(job.record))),
-    JobKey("signal", COUNT, lambda job: job.at_end(job.record.signal or None)),
-    JobKey("shell_exit_code", COUNT, lambda job: job.at_end(shell_exit_code(job.record))),
-    JobKey("submitted_at", TIME,
+    JobDocKey("exit_code", {"type": "integer"}, lambda job: job.at_end(own_exit_code(job.record))),
+    JobDocKey("signal", COUNT, lambda job: job.at_end(job.record.signal or None)),
+    JobDocKey("shell_exit_code", COUNT, lambda job: job.at_end(shell_exit_code(job.record))),
+    JobDocKey("submitted_at", TIME,
            lambda job: rfc3339(job.record.submitted_utc_s), lambda view: rfc3339(view.card.submitted_utc_s)),
-    JobKey("started_at", TIME, lambda job: time_or_none(job.record.started_utc_s)),
-    JobKey("ended_at", TIME, lambda job: time_or_none(job.record.ended_utc_s)),
-    JobKey("elapsed_seconds", SECONDS, lambda job: job.elapsed_s),
-    JobKey("queued_seconds", SECONDS, lambda job: job.queued_s),
-    JobKey("gpus", COUNT, lambda job: job.record.gpus,
+    JobDocKey("started_at", TIME, lambda job: time_or_none(job.record.started_utc_s)),
+    JobDocKey("ended_at", TIME, lambda job: time_or_none(job.record.ended_utc_s)),
+    JobDocKey("elapsed_seconds", SECONDS, lambda job: job.elapsed_s),
+    JobDocKey("queued_seconds", SECONDS, lambda job: job.queued_s),
+    JobDocKey("gpus", COUNT, lambda job: job.record.gpus,
            lambda view: view.card.attained_rate or view.card.ranks * view.card.demand.gpus),
-    JobKey("gpus_per_rank", COUNT, lambda job: job.spec.demand.gpus, lambda view: view.card.demand.gpus),
-    JobKey("ranks", COUNT, lambda job: job.spec.ranks, lambda view: view.card.ranks),
-    JobKey("ranks_most", COUNT, lambda job: job.spec.ranks_most),
-    JobKey("world_size", COUNT, lambda job: world_size(job.record.training)),
-    JobKey("nodes", array(SHARE), lambda job: job.shares(), lambda view: [
+    JobDocKey("gpus_per_rank", COUNT, lambda job: job.spec.demand.gpus, lambda view: view.card.demand.gpus),
+    JobDocKey("ranks", COUNT, lambda job: job.spec.ranks, lambda view: view.card.ranks),
+    JobDocKey("ranks_most", COUNT, lambda job: job.spec.ranks_most),
+    JobDocKey("world_size", COUNT, lambda job: world_size(job.record.training)),
+    JobDocKey("nodes", array(SHARE), lambda job: job.shares(), lambda view: [
         {"node": share.node, "ranks": None, "first_rank": None, "is_paused": None} for share in view.card.shares]),
-    JobKey("world", WORLD, lambda job: job.world()),
-    JobKey("attempt", COUNT, lambda job: job.record.attempt, lambda view: view.card.attempt),
-    JobKey("epoch", COUNT, lambda job: job.record.epoch, lambda view: view.card.epoch),
-    JobKey("version", COUNT, lambda job: job.record.version),
-    JobKey("shepherd", TEXT, lambda job: job.record.shepherd, lambda view: view.card.shepherd),
-    JobKey("holders", array(TEXT), lambda job: [holder.node for holder in job.record.holders]),
-    JobKey("leaving_holders", array(TEXT), lambda job: [holder.node for holder in job.record.leaving_holders]),
-    JobKey("survives_deaths", COUNT, lambda job: job.attendance.survives_deaths(job.record.configuration)),
-    JobKey("has_majority", FLAG, lambda job: job.attendance.has_majority(job.record.configuration)),
-    JobKey("is_forced", FLAG, lambda job: job.record.is_forced),
-    JobKey("restarts", COUNT, lambda job: job.record.restarts),
-    JobKey("preemptions", COUNT, lambda job: job.record.preemptions),
-    JobKey("rescales", COUNT, lambda job: job.record.rescales),
-    JobKey("rescalings", array(record(properties(RESCALING))),
+    JobDocKey("world", WORLD, lambda job: job.world()),
+    JobDocKey("attempt", COUNT, lambda job: job.record.attempt, lambda view: view.card.attempt),
+    JobDocKey("epoch", COUNT, lambda job: job.record.epoch, lambda view: view.card.epoch),
+    JobDocKey("version", COUNT, lambda job: job.record.version),
+    JobDocKey("shepherd", TEXT, lambda job: job.record.shepherd, lambda view: view.card.shepherd),
+    JobDocKey("holders", array(TEXT), lambda job: [holder.node for holder in job.record.holders]),
+    JobDocKey("leaving_holders", array(TEXT), lambda job: [holder.node for holder in job.record.leaving_holders]),
+    JobDocKey("survives_deaths", COUNT, lambda job: job.attendance.survives_deaths(job.record.configuration)),
+    JobDocKey("has_majority", FLAG, lambda job: job.attendance.has_majority(job.record.configuration)),
+    JobDocKey("is_forced", FLAG, lambda job: job.record.is_forced),
+    JobDocKey("restarts", COUNT, lambda job: job.record.restarts),
+    JobDocKey("preemptions", COUNT, lambda job: job.record.preemptions),
+    JobDocKey("rescales", COUNT, lambda job: job.record.rescales),
+    JobDocKey("rescalings", array(record(properties(RESCALING))),
            lambda job: [document(RESCALING, each) for each in job.record.rescalings]),
-    JobKey("paused_seconds", SECONDS, lambda job: round(job.record.paused_s, 3)),
-    JobKey("paused_ratio", maybe(NUMBER), lambda job: job.paused_ratio),
-    JobKey("pause_budget_ratio", NUMBER, lambda _: PAUSE_BUDGET),
-    JobKey("leftovers", array(LEFTOVER),
+    JobDocKey("paused_seconds", SECONDS, lambda job: round(job.record.paused_s, 3)),
+    JobDocKey("paused_ratio", maybe(NUMBER), lambda job: job.paused_ratio),
+    JobDocKey("pause_budget_ratio", NUMBER, lambda _: PAUSE_BUDGET),
+    JobDocKey("leftovers", array(LEFTOVER),
            lambda job: [{"node": each.node, "attempt": each.attempt} for each in job.record.leftovers]),
-    JobKey("checkpoint", record(properties(CHECKPOINT)),
+    JobDocKey("checkpoint", record(properties(CHECKPOINT)),
            lambda job: document(CHECKPOINT, job.record.checkpoint) if job.record.checkpoint else None),
-    JobKey("progress", maybe(record(PROGRESS)), lambda job: job.progress(), card_progress),
-    JobKey("model", maybe(record(MODEL)), lambda _: None, lambda _: None),
-    JobKey("size_reason", maybe(TEXT), lambda _: None, lambda _: None),
-    JobKey("outlook", maybe(record(OUTLOOK)), lambda _: None, lambda _: None),
-    JobKey("attained_gpu_seconds", SECONDS,
+    JobDocKey("progress", maybe(record(PROGRESS)), lambda job: job.progress(), card_progress),
+    JobDocKey("model", maybe(record(MODEL)), lambda _: None, lambda _: None),
+    JobDocKey("size_reason", maybe(TEXT), lambda _: None, lambda _: None),
+    JobDocKey("outlook", maybe(record(OUTLOOK)), lambda _: None, lambda _: None),
+    JobDocKey("attained_gpu_seconds", SECONDS,
            lambda job: round(job.attained_gpu_s, 3), lambda view: round(view.attained_gpu_s(0.0), 3)),
-    JobKey("spec", ref("JobSpec"), lambda job: spec_document(job.spec)),
-    JobKey("detail", TEXT, lambda job: job.record.detail),
-    JobKey("failed_node", TEXT, lambda job: job.record.failed_node or None),
-    JobKey("failed_rank", COUNT, lambda job: job.record.failed_rank if job.record.failed_rank >= 0 else None),
-    JobKey("relaunches", COUNT, lambda job: job.record.relaunches),
-    JobKey("source", choice("record", "card"), lambda _: "record", lambda _: "card"),
+    JobDocKey("spec", ref("JobSpec"), lambda job: spec_document(job.spec)),
+    JobDocKey("detail", TEXT, lambda job: job.record.detail),
+    JobDocKey("failed_node", TEXT, lambda job: job.record.failed_node or None),
+    JobDocKey("failed_rank", COUNT, lambda job: job.record.failed_rank if job.record.failed_rank >= 0 else None),
+    JobDocKey("relaunches", COUNT, lambda job: job.record.relaunches),
+    JobDocKey("source", choice("record", "card"), lambda _: "record", lambda _: "card"),
 )
 
 AGE: Schema = {"as_of": TIME, "staleness_seconds": SECONDS}
@@ -314,61 +314,61 @@ NEEDS: Schema = {
 }
 """What is told of a specification where it is explained why a job waits."""
 
-MEMBER: tuple[Key[MemberView], ...] = (
-    Key("name", TEXT, lambda member: member.node_id),
-    Key("address", TEXT, lambda member: address_text(member.address)),
-    Key("status", choice(*(status.value for status in MemberStatus)), lambda member: member.status.value),
-    Key("generation", COUNT, lambda member: member.generation),
-    Key("incarnation", COUNT, lambda member: member.incarnation),
-    Key("version", TEXT, lambda member: member.software_version),
-    Key("since_seconds", SECONDS, lambda member: round(member.since_s, 3)),
+MEMBER: tuple[DocKey[MemberView], ...] = (
+    DocKey("name", TEXT, lambda member: member.node_id),
+    DocKey("address", TEXT, lambda member: address_text(member.address)),
+    DocKey("status", choice(*(status.value for status in MemberStatus)), lambda member: member.status.value),
+    DocKey("generation", COUNT, lambda member: member.generation),
+    DocKey("incarnation", COUNT, lambda member: member.incarnation),
+    DocKey("version", TEXT, lambda member: member.software_version),
+    DocKey("since_seconds", SECONDS, lambda member: round(member.since_s, 3)),
 )
 
-NODE: tuple[Key[NodeStatus], ...] = (
-    Key("is_witness", FLAG, lambda node: node.record.has(NodeFlag.WITNESS)),
-    Key("is_draining", FLAG, lambda node: node.record.has(NodeFlag.DRAINING)),
-    Key("is_disk_stalled", FLAG, lambda node: node.record.has(NodeFlag.DISK_STALLED)),
-    Key("is_avoided", FLAG, lambda node: node.record.has(NodeFlag.AVOIDED)),
-    Key("drain_reason", TEXT, lambda node: node.record.drain_reason),
-    Key("avoided_reason", TEXT, lambda node: node.record.avoided_reason),
-    Key("zone", TEXT, lambda node: node.record.zone),
-    Key("free_gpus", COUNT, lambda node: node.record.free_gpus),
-    Key("total_gpus", COUNT, lambda node: node.record.total_gpus),
-    Key("foreign_gpus", COUNT, lambda node: node.record.foreign_gpus),
-    Key("unhealthy_gpus", COUNT, lambda node: node.record.unhealthy_gpus),
-    Key("stale_gpus", COUNT, lambda node: node.record.stale_gpus),
-    Key("free_cpus", COUNT, lambda node: node.record.cpus_free),
-    Key("cpu_count", COUNT, lambda node: node.record.cpus_total),
-    Key("free_memory_bytes", COUNT, lambda node: node.record.memory_free_bytes),
-    Key("memory_bytes", COUNT, lambda node: node.record.memory_total_bytes),
-    Key("cpu_utilisation_ratio", NUMBER, lambda node: node.record.cpu_utilisation_percent / 100),
-    Key("gpu_utilisation_ratio", NUMBER, lambda node: node.record.gpu_utilisation_percent / 100),
+NODE: tuple[DocKey[NodeStatus], ...] = (
+    DocKey("is_witness", FLAG, lambda node: node.record.has(NodeFlag.WITNESS)),
+    DocKey("is_draining", FLAG, lambda node: node.record.has(NodeFlag.DRAINING)),
+    DocKey("is_disk_stalled", FLAG, lambda node: node.record.has(NodeFlag.DISK_STALLED)),
+    DocKey("is_avoided", FLAG, lambda node: node.record.has(NodeFlag.AVOIDED)),
+    DocKey("drain_reason", TEXT, lambda node: node.record.drain_reason),
+    DocKey("avoided_reason", TEXT, lambda node: node.record.avoided_reason),
+    DocKey("zone", TEXT, lambda node: node.record.zone),
+    DocKey("free_gpus", COUNT, lambda node: node.record.free_gpus),
+    DocKey("total_gpus", COUNT, lambda node: node.record.total_gpus),
+    DocKey("foreign_gpus", COUNT, lambda node: node.record.foreign_gpus),
+    DocKey("unhealthy_gpus", COUNT, lambda node: node.record.unhealthy_gpus),
+    DocKey("stale_gpus", COUNT, lambda node: node.record.stale_gpus),
+    DocKey("free_cpus", COUNT, lambda node: node.record.cpus_free),
+    DocKey("cpu_count", COUNT, lambda node: node.record.cpus_total),
+    DocKey("free_memory_bytes", COUNT, lambda node: node.record.memory_free_bytes),
+    DocKey("memory_bytes", COUNT, lambda node: node.record.memory_total_bytes),
+    DocKey("cpu_utilisation_ratio", NUMBER, lambda node: node.record.cpu_utilisation_percent / 100),
+    DocKey("gpu_utilisation_ratio", NUMBER, lambda node: node.record.gpu_utilisation_percent / 100),
 )
 """What a node's gossiped record tells; all null where that has not arrived."""
 
-GPU: tuple[Key[GpuFacts], ...] = (
-    Key("node", TEXT, lambda gpu: gpu.node),
-    Key("index", COUNT, lambda gpu: gpu.reading.index),
-    Key("uuid", TEXT, lambda gpu: gpu.reading.uuid),
-    Key("model", TEXT, lambda gpu: gpu.reading.model),
-    Key("memory_bytes", COUNT, lambda gpu: gpu.reading.memory_total_bytes),
-    Key("state", choice("free", "held", "leased", "draining", "foreign", "unhealthy", "stale"), gpu_state),
-    Key("job_id", maybe(JOB_ID), lambda gpu: gpu.job_id),
-    Key("health", choice(*(health.value for health in GpuHealth)), lambda gpu: gpu.reading.health.value),
-    Key("note", TEXT, lambda gpu: gpu.reading.note),
-    Key("is_simulated", FLAG, lambda gpu: gpu.reading.is_simulated),
-    Key("utilisation_ratio", maybe(NUMBER), lambda gpu: gpu.reading.utilisation_ratio),
-    Key("memory_used_bytes", maybe(COUNT), lambda gpu: gpu.reading.memory_used_bytes),
-    Key("temperature_celsius", maybe(NUMBER), lambda gpu: gpu.reading.temperature_celsius),
-    Key("power_watts", maybe(NUMBER), lambda gpu: gpu.reading.power_watts),
-    Key("processes", array(TEXT), lambda gpu: [str(each) for each in gpu.reading.processes]),
+GPU: tuple[DocKey[GpuFacts], ...] = (
+    DocKey("node", TEXT, lambda gpu: gpu.node),
+    DocKey("index", COUNT, lambda gpu: gpu.reading.index),
+    DocKey("uuid", TEXT, lambda gpu: gpu.reading.uuid),
+    DocKey("model", TEXT, lambda gpu: gpu.reading.model),
+    DocKey("memory_bytes", COUNT, lambda gpu: gpu.reading.memory_total_bytes),
+    DocKey("state", choice("free", "held", "leased", "draining", "foreign", "unhealthy", "stale"), gpu_state),
+    DocKey("job_id", maybe(JOB_ID), lambda gpu: gpu.job_id),
+    DocKey("health", choice(*(health.value for health in GpuHealth)), lambda gpu: gpu.reading.health.value),
+    DocKey("note", TEXT, lambda gpu: gpu.reading.note),
+    DocKey("is_simulated", FLAG, lambda gpu: gpu.reading.is_simulated),
+    DocKey("utilisation_ratio", maybe(NUMBER), lambda gpu: gpu.reading.utilisation_ratio),
+    DocKey("memory_used_bytes", maybe(COUNT), lambda gpu: gpu.reading.memory_used_bytes),
+    DocKey("temperature_celsius", maybe(NUMBER), lambda gpu: gpu.reading.temperature_celsius),
+    DocKey("power_watts", maybe(NUMBER), lambda gpu: gpu.reading.power_watts),
+    DocKey("processes", array(TEXT), lambda gpu: [str(each) for each in gpu.reading.processes]),
 )
 
-TASK: tuple[Key[TaskStatus], ...] = (
-    Key("job_id", JOB_ID, lambda task: task.job_id),
-    Key("attempt", COUNT, lambda task: task.attempt),
-    Key("worker", maybe(COUNT), lambda task: task.part or None),
-    Key("stage", choice(*(stage.value for stage in TaskStage)), lambda task: task.stage.value),
-    Key("is_paused", FLAG, lambda task: task.is_frozen),
-    Key("problem", TEXT, _problem),
+TASK: tuple[DocKey[TaskStatus], ...] = (
+    DocKey("job_id", JOB_ID, lambda task: task.job_id),
+    DocKey("attempt", COUNT, lambda task: task.attempt),
+    DocKey("worker", maybe(COUNT), lambda task: task.part or None),
+    DocKey("stage", choice(*(stage.value for stage in TaskStage)), lambda task: task.stage.value),
+    DocKey("is_paused", FLAG, lambda task: task.is_frozen),
+    DocKey("problem", TEXT, _problem),
 )

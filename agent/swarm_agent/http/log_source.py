@@ -13,7 +13,7 @@ from swarm_agent.http.merge import merged
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.stream import closing
-from swarm_agent.supervision.logs import LogRecord, LogStore
+from swarm_agent.supervision.logs import LogPiece, LogStore
 from swarmsched.ids import JobId, NodeId
 
 PAGE_BYTES = 2**17
@@ -101,7 +101,7 @@ class LogSource:
                 if _is_wanted(record, request):
                     yield _plain(rank, record)
 
-    async def _start(self, request: LogRequest, rank: int) -> tuple[tuple[LogRecord, ...], str]:
+    async def _start(self, request: LogRequest, rank: int) -> tuple[tuple[LogPiece, ...], str]:
         """Records to begin with, and the cursor after them."""
         logs, job_id, attempt = self._agent.logs, request.job_id, request.attempt
         if str(rank) in request.cursors:
@@ -117,7 +117,7 @@ class LogSource:
 
 
 def _pages(
-    logs: LogStore, request: LogRequest, rank: int, start: tuple[tuple[LogRecord, ...], str]
+    logs: LogStore, request: LogRequest, rank: int, start: tuple[tuple[LogPiece, ...], str]
 ) -> Iterator[dict[str, Any]]:
     records, cursor = start
     if cursor and not records:
@@ -132,13 +132,13 @@ def _pages(
             return
 
 
-def _is_wanted(record: LogRecord, request: LogRequest) -> bool:
+def _is_wanted(record: LogPiece, request: LogRequest) -> bool:
     """What is missing is told whatever was asked for: nobody knows of which stream it was."""
     is_late = request.since_utc_s is None or record.utc_s >= request.since_utc_s
     return record.dropped_bytes > 0 or (is_late and (not request.streams or record.stream.value in request.streams))
 
 
-def _plain(rank: int, record: LogRecord) -> dict[str, Any]:
+def _plain(rank: int, record: LogPiece) -> dict[str, Any]:
     return {
         "rank": rank,
         "stream": record.stream.value,

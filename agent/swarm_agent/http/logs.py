@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swarm_agent.http.exchange import Answer, Call, Document
-from swarm_agent.http.jobs import Jobs
+from swarm_agent.http.exchange import Call, Document, HttpReply
+from swarm_agent.http.jobs import JobRoutes
 from swarm_agent.http.log_cursor import LogCursor, decode_cursor
 from swarm_agent.http.log_places import (
     LogFinder,
@@ -79,10 +79,10 @@ class LogQuery:
 class JobLogs:
     """Handler of GET /v1/jobs/JOB/logs."""
 
-    def __init__(self, jobs: Jobs, watch: JobWatch, source: LogSource, finder: LogFinder) -> None:
+    def __init__(self, jobs: JobRoutes, watch: JobWatch, source: LogSource, finder: LogFinder) -> None:
         self._jobs, self._watch, self._source, self._finder = jobs, watch, source, finder
 
-    async def read_logs(self, call: Call) -> Answer:
+    async def read_logs(self, call: Call) -> HttpReply:
         """A stream, with `follow` until the job has ended."""
         query, cursor = _query_from(call), CURSOR.read(resume_cursor(call))
         is_followed = FOLLOW.of(call)

@@ -9,8 +9,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from swarm_agent.http.exchange import Answer, Call, Document, answer, boolean, encode
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.exchange import Call, Document, HttpReply, answer, boolean, encode
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.joblist import JobList
 from swarm_agent.http.jobs import short_text
 from swarm_agent.http.keys import GPU, MEMBER, TASK, address_text, document
@@ -68,7 +68,7 @@ class BodyCache:
 class GpuDetails:
     """The GPUs and tasks of all nodes as their owners tell them."""
 
-    def __init__(self, facts: Facts, peers: Peers, on_news: Callable[[], None]) -> None:
+    def __init__(self, facts: AgentFacts, peers: Peers, on_news: Callable[[], None]) -> None:
         self._facts, self._peers, self._on_news = facts, peers, on_news
         self._known: dict[NodeId, Document] = {}
         self._asked_s = float("-inf")
@@ -116,18 +116,18 @@ class GpuDetails:
 class Nodes:
     """Handlers of /v1/nodes, /v1/gpus, /v1/members, /v1/queues, /v1/status and /v1/config."""
 
-    def __init__(self, agent: AgentPort, facts: Facts, peers: Peers, job_list: JobList) -> None:
+    def __init__(self, agent: AgentPort, facts: AgentFacts, peers: Peers, job_list: JobList) -> None:
         self._agent, self._facts, self._peers, self._job_list = agent, facts, peers, job_list
         self._cache = BodyCache()
         self._details = GpuDetails(facts, peers, self._cache.forget)
         self.on_stepped, self.on_gpus = self._cache.on_stepped, self._details.on_gpus
 
-    async def list_nodes(self, _: Call) -> Answer:
+    async def list_nodes(self, _: Call) -> HttpReply:
         """GET /v1/nodes."""
         await self._details.refresh()
-        return Answer(200, self._cache.get("nodes", self._node_list))
+        return HttpReply(200, self._cache.get("nodes", self._node_list))
 
-    async def get_node(self, call: Call) -> Answer:
+    async def get_node(self, call: Call) -> HttpReply:
         """GET /v1/nodes/NODE."""
         await self._details.refresh()
         name = self._facts.named(call.params["node"])
@@ -136,16 +136,16 @@ class Nodes:
             raise self._unknown_node(name)
         return answer({"api_version": "v1", **found})
 
-    async def list_gpus(self, _: Call) -> Answer:
+    async def list_gpus(self, _: Call) -> HttpReply:
         """GET /v1/gpus: devices by name, of the nodes that answer."""
         await self._details.refresh()
-        return Answer(200, self._cache.get("gpus", self._gpu_list))
+        return HttpReply(200, self._cache.get("gpus", self._gpu_list))
 
-    async def list_members(self, _: Call) -> Answer:
+    async def list_members(self, _: Call) -> HttpReply:
         """GET /v1/members."""
-        return Answer(200, self._cache.get("members", self._member_list))
+        return HttpReply(200, self._cache.get("members", self._member_list))
 
-    async def list_targets(self, _: Call) -> Answer:
+    async def list_targets(self, _: Call) -> HttpReply:
         """GET /v1/members/prometheus: every member that is not known to have left."""
         targets = [
             {"targets": [address_text(member.address)], "labels": {"swarm_node": member.node_id}}
@@ -154,7 +154,7 @@ class Nodes:
         ]
         return answer(targets)
 
-    async def forget_member(self, call: Call) -> Answer:
+    async def forget_member(self, call: Call) -> HttpReply:
         """DELETE /v1/members/NODE."""
         name = self._facts.named(call.params["node"])
         if name not in {member.node_id for member in self._facts.members()}:
@@ -162,7 +162,7 @@ class Nodes:
         await commanded(self._agent, ForgetMember(name), Done)
         return answer({"api_version": "v1", "node": name, "is_forgotten": True})
 
-    async def drain_node(self, call: Call) -> Answer:
+    async def drain_node(self, call: Call) -> HttpReply:
         """PUT /v1/nodes/NODE/drain: told to that node, whichever agent is asked."""
         name, document = self._facts.named(call.params["node"]), call.json("draining", "reason")
         is_draining, reason = boolean("draining", document.get("draining")), short_text(document.get("reason", ""))
@@ -175,7 +175,7 @@ class Nodes:
         told = {"node": name, "is_draining": is_draining, "drain_reason": reason if is_draining else ""}
         return answer({"api_version": "v1", **told})
 
-    async def _drain_there(self, name: NodeId, call: Call) -> Answer:
+    async def _drain_there(self, name: NodeId, call: Call) -> HttpReply:
         try:
             return await self._peers.forward(name, call)
         except Problem as problem:
@@ -185,12 +185,12 @@ class Nodes:
             remedy = "try again; whether a node drains is shown by `swarm nodes`"
             raise Problem("unavailable", problem.detail, remedy) from None
 
-    async def list_queues(self, _: Call) -> Answer:
+    async def list_queues(self, _: Call) -> HttpReply:
         """GET /v1/queues."""
         found = await self._job_list.live()
         return answer(listing(queue_documents(found.jobs), **found.absent))
 
-    async def get_status(self, _: Call) -> Answer:
+    async def get_status(self, _: Call) -> HttpReply:
         """GET /v1/status."""
         found = await self._job_list.live()
         submitted = {JobId(job["id"]): utc_of(job["submitted_at"]) for job in found.jobs}
@@ -199,12 +199,12 @@ class Nodes:
         told = {"fairness": fairness, "between_shepherds": found.unclaimed, **found.absent}
         return answer(status_document(self._agent.config.name, self._facts, found.jobs, told))
 
-    async def get_config(self, _: Call) -> Answer:
+    async def get_config(self, _: Call) -> HttpReply:
         """GET /v1/config."""
         setting = self._setting()
         return answer(setting, headers={"ETag": _etag(setting)})
 
-    async def put_config(self, call: Call) -> Answer:
+    async def put_config(self, call: Call) -> HttpReply:
         """PUT /v1/config; with If-Match only if nobody has changed it since."""
         document, expected = call.json(*SETTING_KEYS), call.headers.get("if-match", "")
         policy, parameters = _policy(document.get("policy")), _parameters(document.get("parameters", {}))

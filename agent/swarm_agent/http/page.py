@@ -6,24 +6,24 @@ import re
 from functools import cache
 from pathlib import Path
 
-from swarm_agent.http.exchange import Answer, Call
+from swarm_agent.http.exchange import Call, HttpReply
 
 PAGE_FILE = Path(__file__).parent / "page" / "index.html"
 INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
-async def page(_: Call) -> Answer:
+async def page(_: Call) -> HttpReply:
     """GET /: only the page's own script and style may run, and it may call this agent only."""
     return _page()
 
 
 @cache
-def _page() -> Answer:
+def _page() -> HttpReply:
     """The file, read once."""
     body = PAGE_FILE.read_bytes()
     policy = {"Content-Security-Policy": content_policy(body)}
     headers = {**policy, "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
-    return Answer(200, body, "text/html; charset=utf-8", headers)
+    return HttpReply(200, body, "text/html; charset=utf-8", headers)
 
 
 def content_policy(page: bytes) -> str:

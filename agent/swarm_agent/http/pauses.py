@@ -4,7 +4,7 @@ for lists."""
 from collections.abc import Mapping
 
 from swarm_agent.http.exchange import Document
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.keys import TASK, document
 from swarmsched.ids import JobId, NodeId
 
@@ -12,7 +12,7 @@ Pauses = Mapping[tuple[str, str, int], bool]
 """By node, job and attempt; nothing of those that did not say."""
 
 
-def tasks_here(facts: Facts, job_id: JobId | None = None) -> list[Document]:
+def tasks_here(facts: AgentFacts, job_id: JobId | None = None) -> list[Document]:
     """The tasks of this node, or those of one job."""
     return [document(TASK, each) for each in facts.tasks() if job_id in (None, each.job_id)]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import aiohttp
 
-from swarm_agent.http.exchange import Answer, Call
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.exchange import Call, HttpReply
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import CONTENT_TYPE, Problem
 from swarm_agent.http.reach import answer_of, items_of
@@ -31,7 +31,7 @@ SAFE_METHODS = ("GET", "HEAD")
 
 Question = dict[str, Any] | Callable[[NodeId], dict[str, Any]]
 Absent = dict[str, list[NodeId]]
-Dispatch = Callable[[Call], Awaitable[Answer]]
+Dispatch = Callable[[Call], Awaitable[HttpReply]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class FanOut:
 class Peers:
     """The other agents, as seen from this one."""
 
-    def __init__(self, agent: AgentPort, facts: Facts) -> None:
+    def __init__(self, agent: AgentPort, facts: AgentFacts) -> None:
         self._agent, self._facts = agent, facts
         self._turns = asyncio.Semaphore(FAN_OUT_LIMIT)
 
@@ -134,7 +134,7 @@ class Peers:
         except (AgentUnreachable, RemoteProtocolError, TimeoutError):
             return None
 
-    async def forward(self, node: NodeId, call: Call, timeout_s: float = FORWARD_TIMEOUT_S) -> Answer:
+    async def forward(self, node: NodeId, call: Call, timeout_s: float = FORWARD_TIMEOUT_S) -> HttpReply:
         """Have another agent answer.
 
         Raises `Problem` shepherd_unreachable when it cannot be asked, and unavailable when it was asked for a change
@@ -184,7 +184,7 @@ class Peers:
         self._agent.on_query("api", on_api)
 
 
-def code_of(reply: Answer) -> str:
+def code_of(reply: HttpReply) -> str:
     """The code of an error that another agent answered; empty for anything else."""
     if reply.content_type != CONTENT_TYPE or not isinstance(reply.body, bytes):
         return ""
@@ -216,11 +216,11 @@ def _call_from(payload: dict[str, Any]) -> Call:
     )
 
 
-def _answer_from(reply: dict[str, Any], node: NodeId) -> Answer:
+def _answer_from(reply: dict[str, Any], node: NodeId) -> HttpReply:
     status, body = reply.get("status"), reply.get("body")
     if not isinstance(status, int) or not 200 <= status <= 599 or not isinstance(body, bytes):
         raise Problem("shepherd_unreachable", f"{node} gave an answer that makes no sense")
-    return Answer(status, body, str(reply.get("content_type", "")), _texts(reply.get("headers")))
+    return HttpReply(status, body, str(reply.get("content_type", "")), _texts(reply.get("headers")))
 
 
 def _texts(value: object) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from swarm_agent.http.exchange import Document
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.schema import COUNT, NUMBER, SECONDS, TEXT, TIME, Schema, choice, maybe
 from swarm_agent.http.when import rfc3339
 from swarm_agent.task.reports import Reported
@@ -41,7 +41,7 @@ def by_time_limit(attempt: int, ran_s: float, limit_s: float) -> Document:
     return known
 
 
-def reported_here(facts: Facts, job_id: JobId | None = None) -> list[Document]:
+def reported_here(facts: AgentFacts, job_id: JobId | None = None) -> list[Document]:
     """What the tasks of this node reported, or those of one job; `job_id` in each says whose it is."""
     tasks = facts.reported()
     return [{"job_id": key[0], **_of_task(key, each)} for key, each in tasks.items() if job_id in (None, key[0])]

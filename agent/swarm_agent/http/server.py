@@ -5,13 +5,13 @@ from aiohttp import web
 from swarm_agent.http.app import Server
 from swarm_agent.http.blobs import BlobUploads
 from swarm_agent.http.events import Events
-from swarm_agent.http.exchange import Answer, Call, encode
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.exchange import Call, HttpReply, encode
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.find import JobFinder
 from swarm_agent.http.guard import Guard, known_hosts
 from swarm_agent.http.health import Health, RenderMetrics
 from swarm_agent.http.joblist import JobList
-from swarm_agent.http.jobs import Jobs
+from swarm_agent.http.jobs import JobRoutes
 from swarm_agent.http.log_places import LogFinder
 from swarm_agent.http.log_source import LogSource
 from swarm_agent.http.logs import JobLogs
@@ -21,29 +21,29 @@ from swarm_agent.http.page import page
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.routes import Route
-from swarm_agent.http.submit import Submission
+from swarm_agent.http.submit import SubmitRoutes
 from swarm_agent.http.table import blob_routes, health_routes, job_routes, swarm_routes
 from swarm_agent.http.watch import JobChanges, JobWatch
 from swarm_agent.version import software_version
 
 
 def build_api(
-    agent: AgentPort, facts: Facts, tokens: tuple[str, ...], render_metrics: RenderMetrics
+    agent: AgentPort, facts: AgentFacts, tokens: tuple[str, ...], render_metrics: RenderMetrics
 ) -> web.Application:
     """The application of one agent; registers with it what other agents may ask."""
     peers = Peers(agent, facts)
     finder, changes = JobFinder(facts, peers), JobChanges(facts)
     watch = JobWatch(facts, peers, finder, changes)
-    jobs, job_list = Jobs(agent, facts, peers, finder, watch), JobList(facts, peers)
+    jobs, job_list = JobRoutes(agent, facts, peers, finder, watch), JobList(facts, peers)
     source, nodes, events = LogSource(agent, peers), Nodes(agent, facts, peers, job_list), Events(agent, peers)
     log_finder = LogFinder(agent, peers)
     routes: tuple[Route, ...] = ()
 
-    async def openapi(_: Call) -> Answer:
-        return Answer(200, encode(openapi_document(routes, software_version())))
+    async def openapi(_: Call) -> HttpReply:
+        return HttpReply(200, encode(openapi_document(routes, software_version())))
 
     routes = (
-        *job_routes(Submission(agent, facts, peers), jobs, job_list, JobLogs(jobs, watch, source, log_finder)),
+        *job_routes(SubmitRoutes(agent, facts, peers), jobs, job_list, JobLogs(jobs, watch, source, log_finder)),
         *swarm_routes(nodes, events),
         *blob_routes(BlobUploads(agent)),
         *health_routes(Health(agent, facts, render_metrics), openapi, page),

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from swarm_agent.http.exchange import NDJSON_TYPE, SSE_TYPE, Answer, Call, encode
+from swarm_agent.http.exchange import NDJSON_TYPE, SSE_TYPE, Call, HttpReply, encode
 from swarm_agent.http.parameter import flag, header
 
 HEARTBEAT_S = 5.0  # a client that hears nothing for some of them goes on at another agent
@@ -68,11 +68,11 @@ def resume_cursor(call: Call) -> str:
     return call.headers.get("last-event-id") or call.query.get("cursor", "")
 
 
-def stream_answer(call: Call, records: AsyncIterator[Record]) -> Answer:
+def stream_answer(call: Call, records: AsyncIterator[Record]) -> HttpReply:
     """Send each record as soon as it comes."""
     if wants_events(call):
-        return Answer(200, _as_events(records), SSE_TYPE, STREAM_HEADERS, SSE_HEARTBEAT)
-    return Answer(200, _as_lines(records), NDJSON_TYPE, STREAM_HEADERS, NDJSON_HEARTBEAT)
+        return HttpReply(200, _as_events(records), SSE_TYPE, STREAM_HEADERS, SSE_HEARTBEAT)
+    return HttpReply(200, _as_lines(records), NDJSON_TYPE, STREAM_HEADERS, NDJSON_HEARTBEAT)
 
 
 async def _as_events(records: AsyncIterator[Record]) -> AsyncIterator[bytes]:

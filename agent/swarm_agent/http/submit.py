@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import structs
 
-from swarm_agent.http.exchange import Answer, Call, Document, answer, boolean, encode
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.exchange import Call, Document, HttpReply, answer, boolean, encode
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.idempotency import IdempotencyKeys
 from swarm_agent.http.outlook import outlook_of
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, Peers
@@ -38,29 +38,29 @@ _STORE = re.compile(r"[0-9a-f]{1,14}")
 _STORE_END = 2**53
 
 
-class Submission:
+class SubmitRoutes:
     """Handlers of POST /v1/tickets and POST /v1/jobs."""
 
-    def __init__(self, agent: AgentPort, facts: Facts, peers: Peers) -> None:
+    def __init__(self, agent: AgentPort, facts: AgentFacts, peers: Peers) -> None:
         self._agent, self._facts, self._peers = agent, facts, peers
         self._keys = IdempotencyKeys()
 
-    async def create_ticket(self, call: Call) -> Answer:
+    async def create_ticket(self, call: Call) -> HttpReply:
         """POST /v1/tickets: no side effect."""
         call.json()
         ticket = await self._ticket()
         named = {**_ticket_document(ticket), "handle": ids.handle(ticket.job_id), "node": self._agent.config.name}
         return answer({"api_version": API_VERSION, **named})
 
-    async def submit_job(self, call: Call) -> Answer:
+    async def submit_job(self, call: Call) -> HttpReply:
         """POST /v1/jobs."""
 
-        async def act(memo: dict[str, object]) -> Answer:
+        async def act(memo: dict[str, object]) -> HttpReply:
             return await self._submit(call, memo)
 
         return await self._keys.once(call.headers.get("idempotency-key", ""), call.body, act)
 
-    async def _submit(self, call: Call, memo: dict[str, object]) -> Answer:
+    async def _submit(self, call: Call, memo: dict[str, object]) -> HttpReply:
         document = call.json("spec", "ticket", "dry_run")
         is_dry_run = boolean("dry_run", document.get("dry_run", False))
         spec = self._with_source(self._with_names(_spec(document)))
@@ -74,7 +74,7 @@ class Submission:
             return await self._create(command)
         return await self._at_holders(call, command)
 
-    async def _at_holders(self, call: Call, command: SubmitJob) -> Answer:
+    async def _at_holders(self, call: Call, command: SubmitJob) -> HttpReply:
         """Ask the ticket's holders in order, this agent in its place, until one knows what became of the job."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + SUBMIT_S
@@ -105,7 +105,7 @@ class Submission:
         witnesses = {each.record.node_id for each in self._facts.nodes() if each.record.has(NodeFlag.WITNESS)}
         yield from sorted(holders, key=lambda holder: holder.node in witnesses)
 
-    async def _create(self, command: SubmitJob) -> Answer:
+    async def _create(self, command: SubmitJob) -> HttpReply:
         """Create the job as one of its holders, or find that it was created before."""
         own = Holder(self._agent.config.name, self._facts.store_id)
         if own not in command.holders:

@@ -7,12 +7,12 @@ from swarm_agent.http.exchange import JSON_TYPE, NDJSON_TYPE, SSE_TYPE, Handler
 from swarm_agent.http.health import EXCLUDE, VERBOSE, Health
 from swarm_agent.http.idempotency import KEY
 from swarm_agent.http.joblist import FIELDS, JobList
-from swarm_agent.http.jobs import GOAL, TIMEOUT, USER, Jobs
+from swarm_agent.http.jobs import GOAL, TIMEOUT, USER, JobRoutes
 from swarm_agent.http.logs import JobLogs
 from swarm_agent.http.nodes import IF_MATCH, Nodes
 from swarm_agent.http.routes import Reply, Route
 from swarm_agent.http.stream import FOLLOW, LAST_EVENT, LOSSLESS
-from swarm_agent.http.submit import Submission
+from swarm_agent.http.submit import SubmitRoutes
 from swarm_agent.http.when import SINCE
 
 FILTERS = (joblist.ALL, joblist.STATE, joblist.OWNER, joblist.NAME, joblist.LIMIT, joblist.CURSOR, FIELDS)
@@ -48,7 +48,7 @@ BLOB = "/v1/blobs/{sha256}"
 # fmt: off
 
 
-def job_routes(submission: Submission, jobs: Jobs, job_list: JobList, output: JobLogs) -> tuple[Route, ...]:
+def job_routes(submission: SubmitRoutes, jobs: JobRoutes, job_list: JobList, output: JobLogs) -> tuple[Route, ...]:
     """Tickets and jobs."""
     return (
         Route("POST", "/v1/tickets", submission.create_ticket, "A job id and its holders; no side effect.",

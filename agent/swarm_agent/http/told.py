@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from swarm_agent.http.exchange import Answer
+from swarm_agent.http.exchange import HttpReply
 from swarmsched.ids import JobId
 
 STAMP = "X-Swarm-Stamp"  # of an answer that rests on a record: EPOCH.VERSION
@@ -35,12 +35,12 @@ class Told:
         self._jobs_limit = jobs_limit
         self._newest: OrderedDict[JobId, Telling] = OrderedDict()
 
-    def is_older(self, job_id: JobId, shown: Answer) -> bool:
+    def is_older(self, job_id: JobId, shown: HttpReply) -> bool:
         """True for a record that is older than what was told of the job."""
         stamp, last = stamp_of(shown), self._newest.get(job_id)
         return stamp is not None and last is not None and stamp < last.stamp
 
-    def keep(self, job_id: JobId, shown: Answer, *, is_whole: bool) -> None:
+    def keep(self, job_id: JobId, shown: HttpReply, *, is_whole: bool) -> None:
         """Remember an answer that goes out; of a part of a document only the stamp is of use."""
         stamp, last = stamp_of(shown), self._newest.get(job_id)
         if stamp is None or not isinstance(shown.body, bytes):
@@ -73,7 +73,7 @@ def stamp_header(stamp: Stamp) -> dict[str, str]:
     return {STAMP: f"{stamp[0]}.{stamp[1]}"}
 
 
-def stamp_of(shown: Answer) -> Stamp | None:
+def stamp_of(shown: HttpReply) -> Stamp | None:
     """None for an answer that does not rest on a record, or comes from an agent that does not say."""
     epoch, _, version = shown.headers.get(STAMP, "").partition(".")
     return (int(epoch), int(version)) if epoch.isdecimal() and version.isdecimal() else None

@@ -11,7 +11,7 @@ from swarm_agent.eventlog import LoggedEvent
 from swarm_agent.http import keys
 from swarm_agent.http.attendance import Attendance, attendance_at, no_majority, present
 from swarm_agent.http.exchange import Document
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.keys import document
 from swarm_agent.http.when import rfc3339
 from swarm_agent.version import software_version
@@ -45,7 +45,7 @@ def job_document(record: JobRecord, now_utc_s: float, attendance: Attendance) ->
     return {**{key.name: key.of_record(job) for key in keys.JOB}, **aged(now_utc_s, 0.0)}
 
 
-def job_document_now(record: JobRecord, facts: Facts) -> Document:
+def job_document_now(record: JobRecord, facts: AgentFacts) -> Document:
     """A job as it is at this moment, for whoever asks about this one alone."""
     return job_document(record, time.time(), attendance_at(facts, record.configuration))
 
@@ -103,7 +103,7 @@ def _occupied(node: NodeRecord) -> int:
     return max(0, node.total_gpus - node.free_gpus - unusable)
 
 
-def why_document(record: JobRecord, facts: Facts) -> Document:
+def why_document(record: JobRecord, facts: AgentFacts) -> Document:
     """Why a job that is here waits, or has what it has, as its policy explains it."""
     spec = record.spec
     asked = {**spec.to_json(), "gpus": spec.total_gpus}
@@ -136,7 +136,7 @@ def why_document(record: JobRecord, facts: Facts) -> Document:
     }
 
 
-def _report(record: JobRecord, facts: Facts) -> WhyReport:
+def _report(record: JobRecord, facts: AgentFacts) -> WhyReport:
     """As the policy explains it, behind what no policy can help: that too many of the job's holders are gone."""
     report, configuration = facts.why(record.job_id), record.configuration
     attendance = attendance_at(facts, configuration)
@@ -179,7 +179,9 @@ def survival(jobs: Iterable[Mapping[str, Any]]) -> Document:
     }
 
 
-def status_document(node: NodeId, facts: Facts, jobs: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> Document:
+def status_document(
+    node: NodeId, facts: AgentFacts, jobs: Sequence[Mapping[str, Any]], told: Mapping[str, Any]
+) -> Document:
     """The swarm in a few numbers; `jobs` are the live ones, and `told` says which of them may be missing."""
     members, nodes, (setting, version) = facts.members(), facts.nodes(), facts.setting()
     statuses = Counter(member.status for member in members)

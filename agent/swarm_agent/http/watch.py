@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from swarm_agent.http.exchange import Document
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.problem import Problem
@@ -29,7 +29,7 @@ ChangeKey = tuple[object, ...]
 class JobChanges:
     """Wakes those who wait for a change of a job's record on this agent."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: AgentFacts) -> None:
         self._facts = facts
         self._waiting: dict[JobId, list[tuple[ChangeKey, asyncio.Future[None]]]] = {}
 
@@ -65,7 +65,7 @@ class JobChanges:
 class JobWatch:
     """Watches jobs on this agent and, through their shepherds, elsewhere."""
 
-    def __init__(self, facts: Facts, peers: Peers, finder: JobFinder, changes: JobChanges) -> None:
+    def __init__(self, facts: AgentFacts, peers: Peers, finder: JobFinder, changes: JobChanges) -> None:
         self._facts, self._peers = facts, peers
         self._finder, self._changes = finder, changes
 

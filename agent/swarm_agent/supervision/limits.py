@@ -31,7 +31,7 @@ WARM_CPU_WEIGHT = 10  # a task has 100
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TaskLimits:
     """`processes_max` counts threads as well.  `complaint` says why jobs are not limited; empty: they are."""
 
     processes_max: int

@@ -62,7 +62,7 @@ _STREAMS = {ord("o"): Stream.STDOUT, ord("e"): Stream.STDERR, ord("s"): Stream.S
 
 
 @dataclass(frozen=True, slots=True)
-class LogRecord:
+class LogPiece:
     """Bytes as they were read from the rank; they may end within a line or a character.
 
     `cursor` continues after this record.  `dropped_bytes` above 0: a marker, so much is missing here, and `data` says
@@ -140,7 +140,7 @@ class LogStore:
 
     def read(
         self, job_id: JobId, attempt: int, rank: int, cursor: str = "", limit_bytes: int = READ_BYTES
-    ) -> tuple[tuple[LogRecord, ...], str]:
+    ) -> tuple[tuple[LogPiece, ...], str]:
         """Records after the cursor ('' is the beginning), about `limit_bytes` but at least one, and the next cursor.
 
         No records: nothing more is there now.  Raises `BadCursor`.
@@ -156,7 +156,7 @@ class LogStore:
 
     async def follow(
         self, job_id: JobId, attempt: int, rank: int, cursor: str = "", *, is_lossless: bool = False
-    ) -> AsyncIterator[LogRecord]:
+    ) -> AsyncIterator[LogPiece]:
         """Records after the cursor and new ones as they come; ends when the task has exited and all was read.
 
         With `is_lossless` a rank that is too far ahead waits for this reader, as long as it takes what comes.
@@ -195,7 +195,7 @@ class LogStore:
         """Tell the writers that their readers are still there; to be called every some seconds."""
         self._readers.keep_up()
 
-    def tail(self, job_id: JobId, attempt: int, rank: int, lines: int) -> tuple[tuple[LogRecord, ...], str]:
+    def tail(self, job_id: JobId, attempt: int, rank: int, lines: int) -> tuple[tuple[LogPiece, ...], str]:
         """Where the last `lines` lines begin: their part of the record that they begin in, and the cursor after it.
 
         May look through all that is kept, so call it in a worker thread; `read` gives the rest.
@@ -308,13 +308,13 @@ class LogStore:
         return self.config.directory / job_id / str(int(attempt)) / str(int(rank))
 
 
-def _read(directory: Path, place: _Place, limit_bytes: int) -> tuple[LogRecord, ...]:
+def _read(directory: Path, place: _Place, limit_bytes: int) -> tuple[LogPiece, ...]:
     """Records from `place` on, over segment borders and gaps."""
     try:
         known = segments(str(directory))
     except FileNotFoundError:
         return ()
-    found: list[LogRecord] = []
+    found: list[LogPiece] = []
     while limit_bytes > 0:
         index = max((i for i, (start, _) in enumerate(known) if start <= place.position), default=-1)
         if index < 0:
@@ -332,12 +332,12 @@ def _read(directory: Path, place: _Place, limit_bytes: int) -> tuple[LogRecord, 
             if following.payload > place.payload:
                 gap = following.payload - place.payload
                 utc_s = _first_time(directory, following)
-                found.append(LogRecord(Stream.SYSTEM, utc_s, b"", str(following), dropped_bytes=gap))
+                found.append(LogPiece(Stream.SYSTEM, utc_s, b"", str(following), dropped_bytes=gap))
             place = following
     return tuple(found)
 
 
-def _read_segment(directory: Path, start: int, before: int, place: _Place, limit_bytes: int) -> list[LogRecord]:
+def _read_segment(directory: Path, start: int, before: int, place: _Place, limit_bytes: int) -> list[LogPiece]:
     with open(segment_path(str(directory), start, before), "rb", buffering=0) as file:  # noqa: PTH123
         # Room for a record at least: nothing found must mean that the segment has ended.
         data = os.pread(file.fileno(), max(LEAST_READ_BYTES, limit_bytes), place.position - start)
@@ -351,7 +351,7 @@ def _first_time(directory: Path, start: _Place) -> float:
         return int.from_bytes(os.pread(file.fileno(), HEADER_BYTES, 0)[1:9], "big") / 1e6
 
 
-def _parse(data: bytes, place: _Place) -> list[LogRecord]:
+def _parse(data: bytes, place: _Place) -> list[LogPiece]:
     """Whole frames in `data`, which begins at `place`."""
     found = []
     offset, position, payload = 0, place.position, place.payload
@@ -368,12 +368,12 @@ def _parse(data: bytes, place: _Place) -> list[LogRecord]:
         body = data[offset + HEADER_BYTES : end]
         lost = _LOST.fullmatch(body) if stream is Stream.SYSTEM else None
         dropped = int(lost[1]) if lost else 0
-        found.append(LogRecord(stream, utc_s, body, f"{position:x}.{payload:x}", dropped))
+        found.append(LogPiece(stream, utc_s, body, f"{position:x}.{payload:x}", dropped))
         offset = end
     return found
 
 
-def _backwards(directory: Path) -> Iterator[tuple[LogRecord, str]]:
+def _backwards(directory: Path) -> Iterator[tuple[LogPiece, str]]:
     """All records and the cursors before them, the newest first, up to a gap; one segment is in memory at a time."""
     expected = None
     try:

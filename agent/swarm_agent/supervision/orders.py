@@ -36,7 +36,7 @@ _FAILURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchFile:
     """Everything the shim needs; see `shim.Launch` for the reading side."""
 
     key: TaskKey
@@ -85,7 +85,7 @@ class FactKind(Enum):
 
 
 @dataclass(slots=True)
-class Facts:
+class ReadFacts:
     """The shim's record, read as far as it has been written."""
 
     offset: int = 0

@@ -32,18 +32,18 @@ from swarm_agent.supervision.environment import (
 )
 from swarm_agent.supervision.forkserver import ForkServer
 from swarm_agent.supervision.kept_work import KeptFolder, KeptWork
-from swarm_agent.supervision.limits import Limits
+from swarm_agent.supervision.limits import TaskLimits
 from swarm_agent.supervision.logs import LogStore
 from swarm_agent.supervision.orders import (
     FactKind,
-    Launch,
+    LaunchFile,
     directory_name,
     order_from_json,
     order_to_json,
     parse_directory_name,
 )
 from swarm_agent.supervision.shimlink import CHILD_LISTEN_FD, ShimLink, compile_shim, end_leftovers
-from swarm_agent.supervision.stager import Prepared, Stager, StagingFailed, failure_of
+from swarm_agent.supervision.stager import PreparedTask, Stager, StagingFailed, failure_of
 from swarm_agent.supervision.tools import Tools, install_tools
 from swarm_agent.supervision.warm import WarmPool, WarmStart, warm_start
 from swarm_agent.task import shim
@@ -122,7 +122,7 @@ class _Task:
     link: ShimLink
     stage: TaskStage = TaskStage.ORDERED
     work: asyncio.Task[None] | None = None  # staging, launching after staging, or cleaning up after a lost shim
-    prepared: Prepared | None = None
+    prepared: PreparedTask | None = None
     failure: TaskFailure = TaskFailure.NONE
     detail: str = ""
     revision: int = 0
@@ -183,7 +183,7 @@ def _told(task: _Task) -> Iterator[None]:
         raise StagingFailed(failure, f"staging on {task.order.node} failed: {error!r}") from error
 
 
-class Peers(CheckpointPeers, Protocol):
+class AgentParts(CheckpointPeers, Protocol):
     """The part of the agent that supervision uses: its stores, its core, its peers."""
 
     logs: LogStore
@@ -197,7 +197,9 @@ class TaskRunner:
 
     _server: ForkServer
 
-    def __init__(self, config: AgentConfig, fabric_address: str, post: Callable[[Event], None], agent: Peers) -> None:
+    def __init__(
+        self, config: AgentConfig, fabric_address: str, post: Callable[[Event], None], agent: AgentParts
+    ) -> None:
         self._config, self._post, self._agent = config, post, agent
         self._fabric_address = fabric_address
         self._tasks_dir = config.data_dir / "tasks"
@@ -233,7 +235,7 @@ class TaskRunner:
         self._sockets.on_request("report", self.reports.handle)
         self._sockets.on_request("member", self.memberships.handle)
         self._tools: Tools | None = None
-        self.limits = Limits(config.task_processes_max, "limit_tasks is false")
+        self.limits = TaskLimits(config.task_processes_max, "limit_tasks is false")
         self._stager = Stager(
             self._jobs_dir,
             self._folders,
@@ -267,7 +269,7 @@ class TaskRunner:
         self._tools = install_tools(self._config.data_dir / "tools")
         self._checkpoints.start()
         if self._config.limit_tasks and not self._config.witness:
-            self.limits = await asyncio.to_thread(Limits.find, self._config.task_processes_max)
+            self.limits = await asyncio.to_thread(TaskLimits.find, self._config.task_processes_max)
         self._open_notify()
         self._server = ForkServer(default_python(), compile_shim(self._tasks_dir))
         self._server.start()
@@ -394,7 +396,7 @@ class TaskRunner:
             task.stage, task.work, task.phase = TaskStage.STAGED, None, StartPhase.NONE
             self._post(TaskStaged.about(task.key))
 
-    async def _prepare(self, task: _Task) -> Prepared:
+    async def _prepare(self, task: _Task) -> PreparedTask:
         def tell(phase: StartPhase) -> None:
             task.phase = phase
             self._post(TaskPhaseChanged.about(task.key, phase.value))
@@ -514,7 +516,7 @@ class TaskRunner:
         if not self._start_warm(task, launch):
             task.link.start(launch, bound.socket.fileno() if bound else -1, self._server, lambda: self._watch(task))
 
-    def _start_warm(self, task: _Task, launch: Launch) -> bool:
+    def _start_warm(self, task: _Task, launch: LaunchFile) -> bool:
         """Start it if a process like it waits."""
         found = (
             warm_start(launch.argv, launch.common_env, self._account) if task.order.part else None
@@ -542,10 +544,10 @@ class TaskRunner:
             variables["SWARM_RESUME_FROM"] = str(task.prepared.resume_from)
         return variables
 
-    def _launch_file(self, task: _Task, bound: BoundPort | None, variables: Mapping[str, str]) -> Launch:
+    def _launch_file(self, task: _Task, bound: BoundPort | None, variables: Mapping[str, str]) -> LaunchFile:
         assert task.prepared is not None
         order, logs = task.order, self._agent.logs.config
-        return Launch(
+        return LaunchFile(
             key=task.key,
             log_dir=logs.directory / order.job_id / str(order.attempt),
             log_limit_bytes=logs.limit_bytes,

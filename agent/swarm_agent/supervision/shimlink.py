@@ -14,7 +14,7 @@ from pathlib import Path
 
 from swarm_agent.supervision.forkserver import ForkServer, spawn
 from swarm_agent.supervision.limits import kill_scope, scope_name
-from swarm_agent.supervision.orders import Facts, Launch
+from swarm_agent.supervision.orders import LaunchFile, ReadFacts
 from swarm_agent.supervision.warm import Waiting, WarmStart, has_ended, warm_start
 from swarm_agent.task import shim
 from swarm_agent.task.account import Account
@@ -29,7 +29,7 @@ class ShimLink:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.facts = Facts()
+        self.facts = ReadFacts()
         self.pidfd = -1
         self._commands = self._lease = -1
         self._is_child = False
@@ -41,7 +41,7 @@ class ShimLink:
         """The shim's record."""
         return self.directory / "facts"
 
-    def start(self, launch: Launch, listen_fd: int, server: ForkServer, watch: Callable[[], None]) -> None:
+    def start(self, launch: LaunchFile, listen_fd: int, server: ForkServer, watch: Callable[[], None]) -> None:
         """Write the launch file and have the shim forked, in a session of its own; `watch` is called once `pidfd` is
         there, or when nobody can say whether there is a shim.  Raises OSError; then nothing runs."""
         (self.directory / "launch").write_bytes(launch.to_bytes())
@@ -61,7 +61,7 @@ class ShimLink:
         elif listen_fd >= 0:
             self._listen_fd = os.dup(listen_fd)
 
-    def start_warm(self, launch: Launch, waiting: Waiting) -> None:
+    def start_warm(self, launch: LaunchFile, waiting: Waiting) -> None:
         """Give the task to a shim that waits.  Raises OSError; then nothing runs."""
         self.facts.shim_pid, self.pidfd = waiting.pid, waiting.pidfd
         waiting.hand_over(self.directory, launch.to_bytes())
@@ -235,7 +235,7 @@ def compile_shim(folder: Path) -> Path:
     return target
 
 
-def end_leftovers(order: TaskOrder, facts: Facts) -> bool:
+def end_leftovers(order: TaskOrder, facts: ReadFacts) -> bool:
     """SIGKILL what a killed shim left behind; False once nothing is left.
 
     They are known by the sessions of the recorded ranks, as long as their leaders are the processes that were

@@ -56,7 +56,7 @@ class StagingFailed(SwarmError):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedTask:
     """Where a task will run, and the virtual environments on its PATH, the first one foremost."""
 
     workdir: Path
@@ -81,7 +81,7 @@ class Stager:
     environments_in_use: Callable[[], frozenset[Path]] = frozenset  # those of running tasks must not be evicted
     _turns: WeakValueDictionary[AttemptKey, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
-    async def prepare(self, order: TaskOrder, tell_phase: Callable[[StartPhase], None]) -> Prepared:
+    async def prepare(self, order: TaskOrder, tell_phase: Callable[[StartPhase], None]) -> PreparedTask:
         """Do all that the order needs, telling each phase; raises `StagingFailed`.
 
         Parts of one attempt share its folders: one after the other, and all but the first find what it left.
@@ -89,7 +89,7 @@ class Stager:
         async with self._turns.setdefault(order.key.of_attempt, asyncio.Lock()):
             return await self._prepare(order, tell_phase)
 
-    async def _prepare(self, order: TaskOrder, tell_phase: Callable[[StartPhase], None]) -> Prepared:
+    async def _prepare(self, order: TaskOrder, tell_phase: Callable[[StartPhase], None]) -> PreparedTask:
         spec = order.spec
         if order.node_rank > 0 and order.rendezvous_port:
             await self._reach_rank_zero(order)
@@ -104,21 +104,21 @@ class Stager:
         resume_from = await self._restore(order)
         return replace(await self.locate(order), resume_from=resume_from)
 
-    async def locate(self, order: TaskOrder) -> Prepared:
+    async def locate(self, order: TaskOrder) -> PreparedTask:
         """Where everything of a prepared task is; makes an empty folder when the job brings none.
 
         Raises `StagingFailed` for what is not there.
         """
         workdir, environment_dirs = self._workdir(order), await self._environment_dirs(order)
-        return Prepared(workdir, environment_dirs, await asyncio.to_thread(self._checkpoint_dir, order))
+        return PreparedTask(workdir, environment_dirs, await asyncio.to_thread(self._checkpoint_dir, order))
 
     def is_quick(self, order: TaskOrder) -> bool:
         """True when `locate_quickly` can answer: nothing is shipped or built, no other machine's disk is touched."""
         return not (order.spec.tree or order.spec.requirements or order.checkpoint or self.folders.is_shared)
 
-    def locate_quickly(self, order: TaskOrder) -> Prepared:
+    def locate_quickly(self, order: TaskOrder) -> PreparedTask:
         """As `locate`, without waiting, for orders that are quick."""
-        return Prepared(self._workdir(order), self._venv_dirs(order), self._checkpoint_dir(order))
+        return PreparedTask(self._workdir(order), self._venv_dirs(order), self._checkpoint_dir(order))
 
     async def _reach_rank_zero(self, order: TaskOrder) -> None:
         host, port = order.rendezvous_host, order.rendezvous_port

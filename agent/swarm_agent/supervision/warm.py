@@ -23,7 +23,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from swarm_agent.supervision.forkserver import ForkServer
-from swarm_agent.supervision.limits import Limits, kill_scope, warm_scope_name
+from swarm_agent.supervision.limits import TaskLimits, kill_scope, warm_scope_name
 from swarm_agent.task import shim
 from swarm_agent.task.account import Account
 
@@ -171,7 +171,7 @@ class WarmPool:
             if waiting.start.has_code_of_a_job and waiting.start not in starts:
                 self._end(waiting)
 
-    def adjust(self, running: Iterable[WarmStart], server: ForkServer, limits: Limits) -> None:
+    def adjust(self, running: Iterable[WarmStart], server: ForkServer, limits: TaskLimits) -> None:
         """Given the workers that run, the latest first: start what they need, end what none has needed for long."""
         starts, now_s = dict.fromkeys(running), time.monotonic()
         wanted = Counter(islice(cycle(starts), self._limit if starts else 0))
@@ -192,7 +192,7 @@ class WarmPool:
             self._end(min(others, key=lambda each: each.used_s))
         return bool(others)
 
-    def _begin(self, start: WarmStart, server: ForkServer, limits: Limits) -> None:
+    def _begin(self, start: WarmStart, server: ForkServer, limits: TaskLimits) -> None:
         directory = self._folder / f"{PREFIX}{secrets.token_hex(6)}"
         account = (str(start.account.uid), str(start.account.gid))
         groups = [str(group) for group in start.account.groups]

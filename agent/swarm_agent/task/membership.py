@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from swarm_agent.task.tasksocket import PENALTY_S, PER_SECOND_MOST, Budget, Refusal, Request, fitting, shown
+from swarm_agent.task.tasksocket import PENALTY_S, PER_SECOND_MOST, Budget, Declined, Request, fitting, shown
 from swarmsched.fields import cleaned
 from swarmsched.ids import TaskKey
 from swarmsched.task import TaskOrder
@@ -35,7 +35,7 @@ Plan = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LastWord:
     """A worker's last word.
 
     `version` is the newest plan that it has heard of, `trains` that in which it trains (0: none), `step` the last one
@@ -71,7 +71,7 @@ class Standing:
 class Asking:
     """One worker, and its newest request; whatever is to happen later has one timer, which the next request ends."""
 
-    standing: Standing
+    standing: LastWord
     news: Budget
     answer: asyncio.Event = field(default_factory=asyncio.Event)  # of the newest request, which is to look again
     told: Worker | None = None
@@ -87,7 +87,7 @@ class Asking:
 
 
 @dataclass(slots=True)
-class Membership:
+class TaskMembership:
     """Of one task.  `news` is replaced and set whenever something has changed."""
 
     limit: Budget
@@ -96,7 +96,7 @@ class Membership:
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def standings(self) -> dict[str, Standing]:
+    def standings(self) -> dict[str, LastWord]:
         """The last word of each worker, by its name."""
         return {name: asking.standing for name, asking in self.workers.items()}
 
@@ -122,7 +122,7 @@ class TaskMemberships:
     ) -> None:
         """`tell` hears of each elastic part's own worker, named by its number, when there is news of it."""
         self._order_of, self._tell, self._now = order_of, tell, now
-        self._tasks: dict[TaskKey, Membership] = {}
+        self._tasks: dict[TaskKey, TaskMembership] = {}
 
     def publish(self, key: TaskKey, plan: Plan) -> None:
         """Tell all workers of a task of a plan; one that is not newer than the last has come late, or again."""
@@ -131,7 +131,7 @@ class TaskMemberships:
             task.plan = plan
             task.answer_all()
 
-    def members(self, key: TaskKey) -> Mapping[str, Standing]:
+    def members(self, key: TaskKey) -> Mapping[str, LastWord]:
         """The last word of each worker of a task, by its name."""
         task = self._tasks.get(key)
         return task.standings if task else {}
@@ -141,7 +141,7 @@ class TaskMemberships:
         standing = self.members(key).get(str(key.part))
         return standing.trains if standing else 0
 
-    async def wait(self, key: TaskKey, is_so: Callable[[Mapping[str, Standing]], bool]) -> None:
+    async def wait(self, key: TaskKey, is_so: Callable[[Mapping[str, LastWord]], bool]) -> None:
         """Return once something is so of the workers of a task."""
         task = self._of(key)
         while not is_so(task.standings):
@@ -149,7 +149,7 @@ class TaskMemberships:
 
     def expect(self, key: TaskKey) -> None:
         """The worker of an elastic part that ran already when this agent started: it asks soon, or stands still."""
-        unheard = Standing(str(key.part), "", 0, 0, -1, "", WorkerState.UNKNOWN.value, "", 0.0, 0.0, self._now())
+        unheard = LastWord(str(key.part), "", 0, 0, -1, "", WorkerState.UNKNOWN.value, "", 0.0, 0.0, self._now())
         task = self._of(key)
         asking = task.workers[unheard.worker] = self._asking(unheard)
         self._listen_after(ANSWER_S + SILENT_S, key, task, asking)
@@ -165,17 +165,17 @@ class TaskMemberships:
     async def handle(self, key: TaskKey, request: Request) -> dict[str, Any]:
         """One request; waits for a plan.  Raises `Refusal`."""
         if self._order_of(key) is None:
-            raise Refusal("conflict", "this task is over", "end this process")
+            raise Declined("conflict", "this task is over", "end this process")
         task = self._of(key)
         if not task.limit.take_one():
             await asyncio.sleep(PENALTY_S)
-            raise Refusal("too_many", f"more than {PER_SECOND_MOST} requests in a second", "ask when you are answered")
+            raise Declined("too_many", f"more than {PER_SECOND_MOST} requests in a second", "ask when you are answered")
         standing = _standing(request, self._now())
         fitting(Worker, standing.told, "bad_member")
         asking = task.workers.get(standing.worker)
         if asking is None:
             if len(task.workers) >= WORKERS_MAX:
-                raise Refusal("too_many", f"this task has {WORKERS_MAX} workers already", "start fewer")
+                raise Declined("too_many", f"this task has {WORKERS_MAX} workers already", "start fewer")
             asking = task.workers[standing.worker] = self._asking(standing)
         asking.answer.set()  # a worker that asks anew has no use for an older answer
         answer = asking.answer = asyncio.Event()
@@ -200,16 +200,16 @@ class TaskMemberships:
             self._listen_after(SILENT_S, key, task, asking)
         return {"ok": True, "plan": newer()}
 
-    def _of(self, key: TaskKey) -> Membership:
+    def _of(self, key: TaskKey) -> TaskMembership:
         task = self._tasks.get(key)
         if task is None:
-            task = self._tasks[key] = Membership(Budget(PER_SECOND_MOST, PER_SECOND_MOST, self._now))
+            task = self._tasks[key] = TaskMembership(Budget(PER_SECOND_MOST, PER_SECOND_MOST, self._now))
         return task
 
-    def _asking(self, standing: Standing) -> Asking:
+    def _asking(self, standing: LastWord) -> Asking:
         return Asking(standing, Budget(NEWS_PER_S, NEWS_AT_ONCE, self._now))
 
-    def _tell_news(self, key: TaskKey, task: Membership, asking: Asking) -> None:
+    def _tell_news(self, key: TaskKey, task: TaskMembership, asking: Asking) -> None:
         """Tell the shepherd, who is another's agent: of a worker that changes all the time once a second only."""
         if asking.telling:
             asking.telling.cancel()
@@ -224,19 +224,19 @@ class TaskMemberships:
             later = asyncio.get_running_loop().call_later
             asking.telling = later(1.0 / NEWS_PER_S, self._tell_news, key, task, asking)
 
-    def _listen_after(self, pause_s: float, key: TaskKey, task: Membership, asking: Asking) -> None:
+    def _listen_after(self, pause_s: float, key: TaskKey, task: TaskMembership, asking: Asking) -> None:
         asking.silence = asyncio.get_running_loop().call_later(pause_s, self._listen, key, task, asking)
 
-    def _listen(self, key: TaskKey, task: Membership, asking: Asking) -> None:
+    def _listen(self, key: TaskKey, task: TaskMembership, asking: Asking) -> None:
         """Tell of a worker that has not asked again, and does not leave."""
         asking.standing = replace(asking.standing, is_silent=True)
         self._tell_news(key, task, asking)
         task.tell()
 
 
-def _standing(request: Request, now_s: float) -> Standing:
+def _standing(request: Request, now_s: float) -> LastWord:
     """Checked; raises `Refusal`."""
-    return Standing(
+    return LastWord(
         worker=_text(request, "worker", rf"[\x21-\x7e]{{1,{NAME_LENGTH_MAX}}}", "send the value of SWARM_WORKER"),
         address=_address(request),
         version=_count(request, "version", 0, VERSION_MOST),
@@ -269,26 +269,26 @@ def member(worker: str, address: str) -> dict[str, str]:
 def _text(request: Request, name: str, pattern: str, remedy: str, default: str | None = None) -> str:
     value = request.get(name, default)
     if not isinstance(value, str) or not re.fullmatch(pattern, value):
-        raise Refusal("bad_member", f"{name} {shown(value)} cannot be", remedy)
+        raise Declined("bad_member", f"{name} {shown(value)} cannot be", remedy)
     return value
 
 
 def _count(request: Request, name: str, least: int, most: int, default: int | None = None) -> int:
     value = request.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise Refusal("bad_member", f"{name} {shown(value)} cannot be", f"send a whole number from {least} to {most}")
+        raise Declined("bad_member", f"{name} {shown(value)} cannot be", f"send a whole number from {least} to {most}")
     return value
 
 
 def _seconds(request: Request, name: str) -> float:
     value = request.get(name, 0.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= SECONDS_MOST:
-        raise Refusal("bad_member", f"{name} {shown(value)} cannot be", f"send seconds, from 0 to {SECONDS_MOST:g}")
+        raise Declined("bad_member", f"{name} {shown(value)} cannot be", f"send seconds, from 0 to {SECONDS_MOST:g}")
     return float(value)
 
 
 def _flag(request: Request, name: str) -> bool:
     value = request.get(name, False)
     if not isinstance(value, bool):
-        raise Refusal("bad_member", f"{name} {shown(value)} cannot be", "send true or false")
+        raise Declined("bad_member", f"{name} {shown(value)} cannot be", "send true or false")
     return value

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm_agent.task.tasksocket import PENALTY_S, PER_SECOND_MOST, Budget, Refusal, Request, fitting, shown
+from swarm_agent.task.tasksocket import PENALTY_S, PER_SECOND_MOST, Budget, Declined, Request, fitting, shown
 from swarmsched.estimate import BATCH_MOST, Estimate, coarse
 from swarmsched.fields import RANK_MOST
 from swarmsched.ids import TaskKey
@@ -88,24 +88,24 @@ class TaskReports:
     async def handle(self, key: TaskKey, request: Request) -> dict[str, Any]:
         """One report; `ignored` of the answer names figures that were left out.  Raises `Refusal`."""
         if self._order_of(key) is None:
-            raise Refusal("conflict", "this task is over", "end this process")
+            raise Declined("conflict", "this task is over", "end this process")
         reported = self._of(key)
         if not reported.limit.take_one():
             self._note(reported, "too_many", f"more than {PER_SECOND_MOST} reports in a second")
             await asyncio.sleep(PENALTY_S)
-            raise Refusal("too_many", reported.problem, "report less often, once a second at most")
+            raise Declined("too_many", reported.problem, "report less often, once a second at most")
         rank = request.get("rank", 0)
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= RANK_MOST:
             self._note(reported, "out_of_range", f"rank {shown(rank)} is not one of 0 to {RANK_MOST}")
-            raise Refusal("bad_report", reported.problem, "send the number of the rank, or leave it out")
+            raise Declined("bad_report", reported.problem, "send the number of the rank, or leave it out")
         figures, ignored = self._sorted_out(reported, request)
         if figures:
             self._take(reported, rank, figures, request.get("time"))
             self._tell_news(key, reported)
         elif ignored:
-            raise Refusal("bad_report", "; ".join(each["problem"] for each in ignored), ignored[0]["remedy"])
+            raise Declined("bad_report", "; ".join(each["problem"] for each in ignored), ignored[0]["remedy"])
         else:
-            raise Refusal("bad_report", "it has no figure", f"send some of {', '.join(FIGURES)}")
+            raise Declined("bad_report", "it has no figure", f"send some of {', '.join(FIGURES)}")
         return {"ok": True, "ignored": ignored} | ({"global_batch": reported.batch} if reported.batch else {})
 
     def _of(self, key: TaskKey) -> Reported:

@@ -53,7 +53,7 @@ Request = dict[str, Any]
 Handler = Callable[[TaskKey, Request], Awaitable[dict[str, Any]]]
 
 
-class Refusal(SwarmError):
+class Declined(SwarmError):
     """A request that is not fulfilled; becomes an answer."""
 
     def __init__(self, code: str, problem: str, remedy: str = "") -> None:
@@ -190,10 +190,12 @@ class TaskSocket:
         rest = bytearray()
         try:
             if len(self._connections) > CONNECTIONS_MAX:
-                raise Refusal("too_many_connections", f"this task has {CONNECTIONS_MAX} connections already", "use one")
+                raise Declined(
+                    "too_many_connections", f"this task has {CONNECTIONS_MAX} connections already", "use one"
+                )
             while line := await self._line(connection, rest):
                 await self._answer(connection, line)
-        except Refusal as refusal:
+        except Declined as refusal:
             await _write(connection, "error", refusal.to_json())
         except (OSError, asyncio.CancelledError):
             log.debug("task socket: connection ended job_id=%s attempt=%d", *self.key.of_attempt)
@@ -201,7 +203,7 @@ class TaskSocket:
             connection.close()
 
     async def _line(self, connection: socket.socket, rest: bytearray) -> bytes:
-        """The next one, and what came after it is the `rest`; empty at the end of the stream.  May raise `Refusal`."""
+        """The next one, and what came after it is the `rest`; empty at the end of the stream.  May raise `Declined`."""
         searched = 0
         while (end := rest.find(b"\n", searched)) < 0:
             searched = len(rest)
@@ -213,7 +215,7 @@ class TaskSocket:
                 return b""
             rest += data
         if not 0 <= end <= LINE_BYTES_MAX:
-            raise Refusal("too_large", f"a line has more than {LINE_BYTES_MAX} bytes", "send a shorter one")
+            raise Declined("too_large", f"a line has more than {LINE_BYTES_MAX} bytes", "send a shorter one")
         await self._wait_turn(1 + end // UNIT_BYTES)
         line = bytes(rest[: end + 1])
         del rest[: end + 1]
@@ -225,40 +227,40 @@ class TaskSocket:
             await asyncio.sleep(self._budget.spend(units))
 
     async def _answer(self, connection: socket.socket, line: bytes) -> None:
-        """Answer one request.  Raises `Refusal` for what ends the connection."""
+        """Answer one request.  Raises `Declined` for what ends the connection."""
         request, handler = self._checked(line)
         try:
             answer = await handler(self.key, request)
-        except Refusal as refusal:
+        except Declined as refusal:
             answer = refusal.to_json()
         except Exception:  # a fault of ours costs this request, not the agent
             log.exception(
                 "task socket: request failed job_id=%s attempt=%d type=%s", *self.key.of_attempt, request["type"]
             )
-            answer = Refusal("internal", "the agent failed at this request", "see the agent's log").to_json()
+            answer = Declined("internal", "the agent failed at this request", "see the agent's log").to_json()
         await _write(connection, request["type"], answer)
 
     def _checked(self, line: bytes) -> tuple[Request, Handler]:
         """What it asks, and who answers; the token is looked at before all else but the JSON itself."""
         if sum(map(line.count, b",[{")) > PARTS_MAX:
-            raise Refusal("bad_request", f"the line has more than {PARTS_MAX} values", "send one flat JSON object")
+            raise Declined("bad_request", f"the line has more than {PARTS_MAX} values", "send one flat JSON object")
         try:
             request = json.loads(line, object_pairs_hook=_each_once)
         except (ValueError, RecursionError) as error:
-            raise Refusal("bad_request", f"the line is not JSON: {error}", "send one JSON object per line") from error
+            raise Declined("bad_request", f"the line is not JSON: {error}", "send one JSON object per line") from error
         if not isinstance(request, dict):
-            raise Refusal("bad_request", "the line is not a JSON object", "send one JSON object per line")
+            raise Declined("bad_request", "the line is not a JSON object", "send one JSON object per line")
         version, kind, token = request.get("v"), request.get("type"), request.get("token")
         if isinstance(version, bool) or version != VERSION:
             remedy = "use the swarm_elastic that the agent puts on PYTHONPATH"
-            raise Refusal("bad_version", f"version {shown(version)} is not spoken here, but {VERSION}", remedy)
+            raise Declined("bad_version", f"version {shown(version)} is not spoken here, but {VERSION}", remedy)
         given = token.encode("utf-8", "replace") if isinstance(token, str) else b""
         if not hmac.compare_digest(given, self.token.encode()):
-            raise Refusal("bad_token", "the token is not this task's", "send the value of SWARM_TASK_TOKEN")
+            raise Declined("bad_token", "the token is not this task's", "send the value of SWARM_TASK_TOKEN")
         handler = self._handlers.get(kind) if isinstance(kind, str) else None
         if handler is None:
             known = ", ".join(sorted(self._handlers))
-            raise Refusal("unknown_type", f"a request of type {shown(kind)} is not known here", f"known: {known}")
+            raise Declined("unknown_type", f"a request of type {shown(kind)} is not known here", f"known: {known}")
         return request, handler
 
 
@@ -319,11 +321,11 @@ def shown(value: object) -> str:
 
 
 def fitting(cls: type[T], value: T, code: str) -> T:
-    """What was made of a job's words, to be sent to other agents; raises `Refusal` where no message can carry it."""
+    """What was made of a job's words, to be sent to other agents; raises `Declined` where no message can carry it."""
     try:
         encode_value(cls, value)
     except LocalProtocolError as error:
-        raise Refusal(code, f"other agents cannot be told of it: {error}", "send values that can be") from error
+        raise Declined(code, f"other agents cannot be told of it: {error}", "send values that can be") from error
     return value
 
 

@@ -26,7 +26,7 @@ LINE_BYTES_LIMIT = 2**20
 log = logging.getLogger(__name__)
 
 
-class Outcome(Enum):
+class ChildEnd(Enum):
     """How a child's life ended."""
 
     STOPPED = "stopped"  # it said `absent` or `failed` and left
@@ -63,7 +63,7 @@ class SamplerChild:
         self._is_dismissed = False
         self.pid = 0
 
-    async def run(self) -> Outcome:
+    async def run(self) -> ChildEnd:
         """Start the child and talk to it until it ends.  Raises `OSError` when it cannot be started."""
         process = await asyncio.create_subprocess_exec(
             *self._argv, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LINE_BYTES_LIMIT, start_new_session=True
@@ -77,7 +77,7 @@ class SamplerChild:
             raise
         return outcome
 
-    async def _converse(self, process: Process) -> Outcome:
+    async def _converse(self, process: Process) -> ChildEnd:
         loop = asyncio.get_running_loop()
         try:
             # Not `wait_for`: in Python 3.11 it loses a cancellation that comes just as the answer is there.
@@ -92,12 +92,12 @@ class SamplerChild:
         except TimeoutError:
             if self._round:
                 self._on_hung()
-            return Outcome.HUNG
+            return ChildEnd.HUNG
         except (EOFError, OSError) as error:
             if not self._is_dismissed:
                 log.warning("sampler ended pid=%d error=%s", process.pid, error or type(error).__name__)
-                return Outcome.CRASHED
-        return Outcome.STOPPED
+                return ChildEnd.CRASHED
+        return ChildEnd.STOPPED
 
     def _request(self, process: Process) -> None:
         assert process.stdin is not None

@@ -65,7 +65,7 @@ class Pause:
         self._length_s = PAUSE_S_MIN
 
 
-class Session:
+class NvmlSession:
     """An initialised NVML.  `open` first; then `round` as often as wanted; `close` at the end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

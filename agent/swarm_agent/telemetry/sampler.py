@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from swarm_agent.telemetry.nvml import Session, Unavailable
+from swarm_agent.telemetry.nvml import NvmlSession, Unavailable
 
 NICENESS = 5
 
@@ -21,7 +21,7 @@ NICENESS = 5
 def main() -> int:
     """Answer requests until stdin ends."""
     os.nice(NICENESS)
-    session = Session()
+    session = NvmlSession()
     try:
         _emit(session.open())
         for line in sys.stdin.buffer:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from swarm_agent.config import AgentConfig
-from swarm_agent.telemetry.child import ARGV, Message, Outcome, SamplerChild
+from swarm_agent.telemetry.child import ARGV, ChildEnd, Message, SamplerChild
 from swarm_agent.telemetry.health import GpuState, gpu_of
 from swarm_agent.telemetry.host import HostProbe
 from swarm_agent.telemetry.ownership import Ownership
@@ -249,7 +249,7 @@ class Telemetry:
                 pause_s = RETRY_S_MIN
             self._note_silence(outcome)
             self._publish(is_periodic=False)
-            if outcome is Outcome.STOPPED and self._state is TelemetryState.ABSENT:
+            if outcome is ChildEnd.STOPPED and self._state is TelemetryState.ABSENT:
                 await asyncio.sleep(ABSENT_RETRY_S)
                 continue
             log.warning("sampler starts again outcome=%s pause_s=%g", outcome.value, pause_s)
@@ -257,7 +257,7 @@ class Telemetry:
             pause_s = min(RETRY_S_MAX, pause_s * 2)
             self._restarts += 1
 
-    async def _run_child(self) -> Outcome:
+    async def _run_child(self) -> ChildEnd:
         self._child = SamplerChild(
             self._take,
             period_s=self._config.telemetry_period_s,
@@ -270,7 +270,7 @@ class Telemetry:
             return await self._child.run()
         except OSError as error:
             self._state, self._sentence = TelemetryState.FAILED, f"the sampler cannot be started: {error}"
-            return Outcome.CRASHED
+            return ChildEnd.CRASHED
 
     def _ask(self) -> Message:
         """Which GPUs to leave out of the next round because they hung, and which of those to try again, last."""
@@ -291,8 +291,8 @@ class Telemetry:
             log.warning("gpu hangs index=%d uuid=%s count=%d", gpu.index, uuid, hang.count)
         self._publish(is_periodic=False)
 
-    def _note_silence(self, outcome: Outcome) -> None:
-        if outcome is not Outcome.STOPPED and self._state is TelemetryState.STARTING:
+    def _note_silence(self, outcome: ChildEnd) -> None:
+        if outcome is not ChildEnd.STOPPED and self._state is TelemetryState.STARTING:
             self._state = TelemetryState.FAILED
             self._sentence = f"the sampler {outcome.value} before the NVIDIA driver had answered"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from swarm_client.failure import FAILED, OK, UsageError
 from swarm_client.options import Option
 from swarm_client.output import Column
-from swarm_client.progress import Progress
+from swarm_client.progress import ProgressBar
 from swarm_client.quantity import show_duration, whole
 
 TYPE_CHECKING = False
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from swarm_client.cli.session import Session
     from swarm_client.options import Arguments
-    from swarmsched.replay.cluster import Cluster
-    from swarmsched.replay.results import Observer
+    from swarmsched.replay.cluster import Fleet
+    from swarmsched.replay.results import RunLog
     from swarmsched.replay.setup import Measured, Replay
     from swarmsched.replay.workload import TraceJob
     from swarmsched.simulator.network import NetworkFaults
@@ -236,7 +236,7 @@ def _print(session: Session, summaries: list[dict[str, Any]]) -> None:
         session.printer.document(summaries[0])
 
 
-def _tell_unfinished(session: Session, settings: Replay, observer: Observer) -> None:
+def _tell_unfinished(session: Session, settings: Replay, observer: RunLog) -> None:
     """Which jobs have not finished, and why; a few of many."""
     jobs = observer.unfinished()
     if jobs:
@@ -246,12 +246,12 @@ def _tell_unfinished(session: Session, settings: Replay, observer: Observer) -> 
         session.tell(f"under {settings.policy.name}, {of} did not finish: {some}{more}")
 
 
-def _observed(session: Session, jobs: list[TraceJob], profiles: Measured, settings: Replay) -> Observer:
+def _observed(session: Session, jobs: list[TraceJob], profiles: Measured, settings: Replay) -> RunLog:
     from swarmsched.replay.setup import prepared
 
     run = prepared(jobs, profiles, settings, time.thread_time)
     observer = run.observer
-    with Progress(settings.policy.name, is_quiet=session.is_quiet) as progress:
+    with ProgressBar(settings.policy.name, is_quiet=session.is_quiet) as progress:
         for now_s in run.steps():
             finished = len(observer.finished)
             progress.show(finished / len(jobs), f"{finished} of {len(jobs)} jobs, {show_duration(now_s)} of their time")
@@ -271,7 +271,7 @@ def _called(policy: PolicySetting) -> str:
     return f"{policy.name} ({getattr(sys.modules.get(module), '__file__', module)})"
 
 
-def summary(settings: Replay, observer: Observer) -> dict[str, Any]:
+def summary(settings: Replay, observer: RunLog) -> dict[str, Any]:
     """One result as a document: how it was run, and what came of it."""
     from swarmsched.policies.registry import policy_id
     from swarmsched.replay.setup import timings
@@ -345,7 +345,7 @@ def _import(name: str, file: Path) -> None:
 
 def _settings(arguments: Arguments) -> list[Replay]:
     from swarmsched.gossip.state import ROUND_S
-    from swarmsched.replay.perfect import Pacing
+    from swarmsched.replay.perfect import Ticks
     from swarmsched.replay.setup import CHECKPOINT_S, MANNERS, Replay
     from swarmsched.replay.workload import gpu_batches, gpu_speeds, restart_costs
 
@@ -356,7 +356,7 @@ def _settings(arguments: Arguments) -> list[Replay]:
         Replay,
         cluster=_cluster(arguments),
         knowledge=arguments["knows"] or usual,
-        pacing=Pacing(
+        pacing=Ticks(
             arguments.get("tick_s", 60.0),
             arguments.get("rescale_cost_s", 30.0),
             interference=arguments.get("interference", 0.0),
@@ -401,9 +401,9 @@ def _view(arguments: Arguments) -> tuple[str, NetworkFaults]:
     return view, NetworkFaults(loss_ratio=arguments.get("loss", 0.0), delay_median_s=delay_s)
 
 
-def _cluster(arguments: Arguments) -> Cluster:
+def _cluster(arguments: Arguments) -> Fleet:
     from swarmsched.replay.churn import churn
-    from swarmsched.replay.cluster import Cluster, read_cluster
+    from swarmsched.replay.cluster import Fleet, read_cluster
 
     nodes, table, events = arguments["nodes"], arguments["cluster"], arguments["churn"]
     if table and (nodes is not None or arguments["gpus_per_node"]):
@@ -411,7 +411,7 @@ def _cluster(arguments: Arguments) -> Cluster:
     if table:
         cluster = read_cluster(table, read_lines(Path(table)))
     else:
-        cluster = Cluster.even(_servers(nodes), arguments.get("gpus_per_node", 4))
+        cluster = Fleet.even(_servers(nodes), arguments.get("gpus_per_node", 4))
     cluster.events = churn(events, read_lines(Path(events)), cluster.gpus) if events else ()
     return cluster
 

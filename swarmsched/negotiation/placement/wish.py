@@ -12,7 +12,7 @@ from typing import NamedTuple
 from swarmsched.api import JobState
 from swarmsched.clock import Clock
 from swarmsched.commands import Refused
-from swarmsched.estimate import Elastic
+from swarmsched.estimate import Resizable
 from swarmsched.fields import Value
 from swarmsched.ids import JobId
 from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
@@ -113,7 +113,7 @@ def cannot_pause(record: JobRecord) -> Refused | None:
 
 def _cannot_have(target: Allocation, job: JobView) -> str:
     """Why an allocation is not one that the job takes."""
-    elastic = job.card.elastic or Elastic(job.ranks, job.ranks)
+    elastic = job.card.elastic or Resizable(job.ranks, job.ranks)
     least, most = elastic.ranks_least, elastic.ranks_most
     if not least <= target.ranks <= most:
         takes = str(least) if least == most else f"{least} to {most}"

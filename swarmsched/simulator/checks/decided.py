@@ -37,7 +37,7 @@ class Write:
 
 
 @dataclass(slots=True)
-class History:
+class DecidedHistory:
     """One job's decided records.  `open` are ballots above the last decided one and who accepted them."""
 
     last: JobRecord | None = None
@@ -54,7 +54,7 @@ class DecidedRecords(Checker):
     SEES_ALL_PERFORMED = True
 
     def __init__(self) -> None:
-        self._histories: dict[JobId, History] = {}
+        self._histories: dict[JobId, DecidedHistory] = {}
         self._pending: dict[str, list[Write]] = {}  # by machine: perhaps not durable yet
         self._subscribers: list[Heard] = []
 
@@ -152,7 +152,7 @@ class DecidedRecords(Checker):
         self._pending.setdefault(host.node_id, []).append(write)
 
     def _accepted(self, job_id: JobId, ballot: Ballot, value: JobRecord, holder: Holder) -> None:
-        history = self._histories.setdefault(job_id, History())
+        history = self._histories.setdefault(job_id, DecidedHistory())
         # The survivors may not know of the ballots that the lost holders took part in.
         is_late = ballot <= history.last_ballot and not is_new_beginning(history.last, value)
         if value.epoch < history.forced_epoch or is_late:
@@ -162,7 +162,7 @@ class DecidedRecords(Checker):
         if is_majority(known.configuration, acceptors):
             self._decide(job_id, history, ballot, known)
 
-    def _decide(self, job_id: JobId, history: History, ballot: Ballot, value: JobRecord) -> None:
+    def _decide(self, job_id: JobId, history: DecidedHistory, ballot: Ballot, value: JobRecord) -> None:
         before, history.last_ballot = history.last, ballot
         history.open = {each: entry for each, entry in history.open.items() if each > ballot}
         if before is value or before == value:

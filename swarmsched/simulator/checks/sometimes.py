@@ -6,7 +6,7 @@ The names are stable; `NAMES` says what each one means.
 from collections.abc import Sequence
 
 from swarmsched.api import JobState
-from swarmsched.authority.message import ContactAnswered, Standing
+from swarmsched.authority.message import ContactAnswered, TaskStanding
 from swarmsched.commands import CommitCheckpoint, JobAccepted, Refused, SubmitJob
 from swarmsched.effects import Effect, ReplyToClient, SendPeer, StopTask
 from swarmsched.events import ClientCommandReceived, Event, PeerMessageReceived
@@ -129,7 +129,7 @@ class Sometimes(Checker):
             self._count("checkpoint refused as stale", is_stale)
 
     def _over(self, message: ContactAnswered, effects: Sequence[Effect]) -> None:
-        over = {(news.job_id, news.attempt) for news in message.news if news.standing is Standing.OVER}
+        over = {(news.job_id, news.attempt) for news in message.news if news.standing is TaskStanding.OVER}
         stopped = [each for each in effects if isinstance(each, StopTask) and (each.job_id, each.attempt) in over]
         self._count("task killed because its attempt was over", bool(stopped))
 

@@ -14,7 +14,7 @@ from swarm_agent import agent as agent_module
 from swarm_agent import barrier
 from swarm_agent.agent import Agent
 from swarm_agent.doctor import examine
-from swarm_agent.http.facts import Facts
+from swarm_agent.http.facts import AgentFacts
 from swarm_agent.readiness import Check
 from swarm_agent.security import generate_key
 from swarm_agent.staging.blobs import BlobStore
@@ -199,7 +199,7 @@ async def test_holders_of_a_job_are_sought_in_other_zones_than_the_node_that_is_
     others = [await start(name, zone=zone, seeds=seeds) for name, zone in (("n2", "rack-1"), ("n3", "b"), ("n4", "c"))]
     for agent in (seed, others[0]):
         told = {"n1": "rack-1", "n2": "rack-1", "n3": "b", "n4": "c"}
-        await wait_until(lambda: {each.record.node_id: each.record.zone for each in Facts(agent).nodes()} == told)  # noqa: B023
+        await wait_until(lambda: {each.record.node_id: each.record.zone for each in AgentFacts(agent).nodes()} == told)  # noqa: B023
         for _ in range(20):
             ticket = await agent.command(CreateTicket())
             assert isinstance(ticket, TicketIssued)
@@ -228,7 +228,7 @@ async def test_a_drained_node_finishes_its_work_takes_none_and_remembers_that_ov
         await wait_until(lambda: state(agent, running) == "running")
         assert await agent.command(DrainNode(True, "new disk")) == Done()
         waiting = await submit(agent, "true")
-        await wait_until(lambda: [each.record.drain_reason for each in Facts(agent).nodes()] == ["new disk"])
+        await wait_until(lambda: [each.record.drain_reason for each in AgentFacts(agent).nodes()] == ["new disk"])
         go.touch()
         await wait_until(lambda: state(agent, running) == "ended")
     async with running_agent(config) as agent:

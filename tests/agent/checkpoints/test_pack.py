@@ -15,7 +15,7 @@ from swarm_agent.checkpoints.pack import manifest, pack, size_of
 from swarm_agent.folder import remove_tree
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.tree import Unpacker
-from swarm_agent.task.tasksocket import Refusal
+from swarm_agent.task.tasksocket import Declined
 from swarmsched.tree import EntryKind
 
 
@@ -33,8 +33,8 @@ def blobs(tmp_path: Path) -> BlobStore:
     return store
 
 
-def refused(folder: Path, blobs: BlobStore, name: str = "ck", uid: int = -1) -> Refusal:
-    with pytest.raises(Refusal) as caught:
+def refused(folder: Path, blobs: BlobStore, name: str = "ck", uid: int = -1) -> Declined:
+    with pytest.raises(Declined) as caught:
         pack(folder, name, blobs, uid)
     return caught.value
 
@@ -71,7 +71,7 @@ def test_a_file_and_a_folder_are_copied_whole(folder: Path, blobs: BlobStore) ->
 def test_what_is_not_there_is_named_with_its_full_path(folder: Path, blobs: BlobStore) -> None:
     error = refused(folder, blobs)
     assert (error.code, error.problem) == ("not_found", f"{folder}/ck does not exist")
-    with pytest.raises(Refusal, match="not_found"):
+    with pytest.raises(Declined, match="not_found"):
         size_of(folder, "ck")
 
 
@@ -132,7 +132,7 @@ def test_a_file_that_grows_for_ever_is_read_no_further_than_it_was(folder: Path,
             file.write(b"y" * 2_000_000)
         return (folder / "ck").stat().st_size < 40_000_000
 
-    with pytest.raises(Refusal, match="changed while it was copied"):
+    with pytest.raises(Declined, match="changed while it was copied"):
         pack(folder, "ck", blobs, may_go_on=grow)
 
 
@@ -174,12 +174,12 @@ def test_of_a_checkpoint_that_is_refused_nothing_stays(
     os.mkfifo(folder / "ck" / "z")
     refused(folder, blobs)
     (folder / "ck" / "z").unlink()
-    with pytest.raises(Refusal, match="more than 1500 bytes"):
+    with pytest.raises(Declined, match="more than 1500 bytes"):
         pack(folder, "ck", blobs, limit_bytes=1_500)
-    with pytest.raises(Refusal, match="nobody wants it"):
+    with pytest.raises(Declined, match="nobody wants it"):
         pack(folder, "ck", blobs, may_go_on=lambda: False)
     monkeypatch.setattr(room, "RESERVE_BYTES", 2**60)
-    with pytest.raises(Refusal, match="do not fit") as refusal:
+    with pytest.raises(Declined, match="do not fit") as refusal:
         pack(folder, "ck", blobs)
     assert refusal.value.code == "storage"
     assert [path for path in blobs.directory.rglob("*") if path.is_file()] == []
@@ -196,7 +196,7 @@ def test_folders_that_lie_too_deep_are_refused_before_there_are_thousands_of_the
         here = below
     os.close(here)
     assert (refused(folder, blobs).code, "64 deep" in refused(folder, blobs).problem) == ("bad_checkpoint", True)
-    with pytest.raises(Refusal, match="64 deep"):
+    with pytest.raises(Declined, match="64 deep"):
         size_of(folder, "ck")
     remove_tree(folder)
     assert not folder.exists()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from swarm_agent.config import AgentConfig
 from swarm_agent.doctor import Diagnosis
 from swarm_agent.eventlog import EventLog
-from swarm_agent.http.facts import Facts, GpuFacts
+from swarm_agent.http.facts import AgentFacts, GpuFacts
 from swarm_agent.http.stream import closing
 from swarm_agent.planner import Foreseen
 from swarm_agent.readiness import Check, Readiness
@@ -80,7 +80,7 @@ class SwarmInOneProcess:
         return agent
 
 
-class AgentWithoutCore(Facts):
+class AgentWithoutCore(AgentFacts):
     """An `AgentPort` and its `Facts` in one; `answer` may replace the plain behaviour of the core."""
 
     def __init__(self, swarm: SwarmInOneProcess, name: NodeId) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarm_agent.supervision import limits
-from swarm_agent.supervision.limits import Limits, allowed_devices
+from swarm_agent.supervision.limits import TaskLimits, allowed_devices
 from swarm_agent.task import shim
 from swarmsched.effects import StartTask
 from swarmsched.resources import Demand
@@ -54,16 +54,16 @@ def test_without_a_driver_no_device_is_filtered(tmp_path: Path, monkeypatch) -> 
 
 def test_memory_is_that_of_all_ranks_of_the_node() -> None:
     order = make_order("true", ranks=3, demand=Demand(memory_bytes=2**20))
-    words = " ".join(Limits(500).scope(order, ()))
+    words = " ".join(TaskLimits(500).scope(order, ()))
     assert f"swarm-{order.job_id}-1-{shim.OWN_PID}.scope" in words
     assert "MemoryMax t 3145728" in words
     assert "TasksMax t 500" in words
-    assert "MemoryMax" not in " ".join(Limits(500).scope(make_order("true"), ()))
-    assert Limits(500, "it cannot").scope(order, ()) == ()
+    assert "MemoryMax" not in " ".join(TaskLimits(500).scope(make_order("true"), ()))
+    assert TaskLimits(500, "it cannot").scope(order, ()) == ()
 
 
 async def test_a_task_without_its_scope_runs_and_says_so(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(Limits, "scope", lambda *_: ("/bin/false", "none.scope"))
+    monkeypatch.setattr(TaskLimits, "scope", lambda *_: ("/bin/false", "none.scope"))
     async with Bench(tmp_path / "data") as bench:
         order = make_order("echo", "hi")
         bench.runner.perform(StartTask(order, ()))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_agent.supervision.logs import BadCursor, LogConfig, LogRecord, LogStore, Stream
+from swarm_agent.supervision.logs import BadCursor, LogConfig, LogPiece, LogStore, Stream
 from swarm_agent.task import shim
 from swarm_agent.task.shim import HEADER_BYTES, STDERR, STDOUT, SYSTEM, LogWriter, segments
 from swarmsched.ids import JobId, TaskKey, make_job_id
@@ -30,12 +30,12 @@ def writer(store: LogStore, attempt: int = 1, rank: int = 0) -> LogWriter:
     return LogWriter(str(store.config.directory / JOB / str(attempt) / str(rank)), LIMIT, HEAD)
 
 
-def read_all(store: LogStore, cursor: str = "") -> list[LogRecord]:
+def read_all(store: LogStore, cursor: str = "") -> list[LogPiece]:
     return read_rank(store, 0, cursor)
 
 
-def read_rank(store: LogStore, rank: int, cursor: str = "") -> list[LogRecord]:
-    found: list[LogRecord] = []
+def read_rank(store: LogStore, rank: int, cursor: str = "") -> list[LogPiece]:
+    found: list[LogPiece] = []
     while True:
         records, cursor = store.read(JOB, 1, rank, cursor)
         if not records:
@@ -43,7 +43,7 @@ def read_rank(store: LogStore, rank: int, cursor: str = "") -> list[LogRecord]:
         found.extend(records)
 
 
-def read_tail(store: LogStore, rank: int, lines: int) -> list[LogRecord]:
+def read_tail(store: LogStore, rank: int, lines: int) -> list[LogPiece]:
     first, cursor = store.tail(JOB, 1, rank, lines)
     return [*first, *read_rank(store, rank, cursor)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm_agent.supervision.limits import Limits
+from swarm_agent.supervision.limits import TaskLimits
 from swarm_agent.supervision.warm import PREFIX, REQUEST_BYTES_MAX, has_ended, warm_start
 from swarm_agent.task import shim
 from swarm_agent.task.account import Account
@@ -33,7 +33,7 @@ if sys.argv[1:] == ["wait"]:
 sys.exit(3)
 """
 ENV = {"PATH": "/bin", "HOME": "/"}
-NO_LIMITS = Limits(0, "none here")
+NO_LIMITS = TaskLimits(0, "none here")
 OWN = Account("me", "/", "/bin/sh")
 
 

@@ -13,7 +13,7 @@ import pytest
 from swarm_agent.task import membership as module
 from swarm_agent.task.account import Account
 from swarm_agent.task.membership import WORKERS_MAX, TaskMemberships
-from swarm_agent.task.tasksocket import PER_SECOND_MOST, Refusal, SocketFolder, TaskSockets
+from swarm_agent.task.tasksocket import PER_SECOND_MOST, Declined, SocketFolder, TaskSockets
 from swarmsched.ids import TaskKey, make_job_id
 from swarmsched.wire.codec import encode_value
 from swarmsched.world import Worker
@@ -181,7 +181,7 @@ async def test_the_secret_of_a_store_goes_with_its_address_and_stands_beside_it_
 
 @pytest.mark.parametrize(("name", "value", "problem"), BAD, ids=[problem for _, _, problem in BAD])
 async def test_what_cannot_be_is_refused_by_name_and_changes_nothing(desk, name, value, problem) -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(Declined) as refusal:
         await desk.handle(KEY, WHO | {name: value})
     assert (refusal.value.code, refusal.value.problem) == ("bad_member", f"{problem} cannot be")
     assert refusal.value.remedy
@@ -189,11 +189,11 @@ async def test_what_cannot_be_is_refused_by_name_and_changes_nothing(desk, name,
 
 
 async def test_a_task_that_is_over_and_one_worker_too_many_are_refused(desk) -> None:
-    with pytest.raises(Refusal, match="this task is over"):
+    with pytest.raises(Declined, match="this task is over"):
         await desk.handle(OTHER, WHO)
     for number in range(WORKERS_MAX):
         await desk.handle(KEY, WHO | {"worker": f"w{number}", "state": "left"})
-    with pytest.raises(Refusal, match="64 workers already"):
+    with pytest.raises(Declined, match="64 workers already"):
         await desk.handle(KEY, WHO | {"state": "left"})
     assert len(desk.members(KEY)) == WORKERS_MAX
 
@@ -227,7 +227,7 @@ async def test_what_was_taken_fits_into_what_other_agents_are_told() -> None:
     for _ in range(5_000):
         request = WHO | {"worker": str(KEY.part), "state": "left"}
         request |= {name: rng.choice(values) for name in rng.sample([*request, *FURTHER], rng.randrange(1, 4))}
-        with suppress(Refusal):
+        with suppress(Declined):
             await asyncio.wait_for(desk.handle(KEY, request), 0.0001)
             taken += 1
     assert taken > 100
@@ -238,7 +238,7 @@ async def test_what_was_taken_fits_into_what_other_agents_are_told() -> None:
 
 async def test_a_word_that_no_message_carries_is_refused_and_changes_nothing(desk, monkeypatch) -> None:
     monkeypatch.setattr(module, "VERSION_MOST", 2**60)
-    with pytest.raises(Refusal, match="other agents cannot be told of it: Worker: trains"):
+    with pytest.raises(Declined, match="other agents cannot be told of it: Worker: trains"):
         await desk.handle(KEY, WHO | {"trains": 2**40})
     assert desk.members(KEY) == {}
 
@@ -287,7 +287,7 @@ async def test_requests_without_a_pause_are_refused(desk, monkeypatch) -> None:
     monkeypatch.setattr(module, "PENALTY_S", 0.0)
     for _ in range(PER_SECOND_MOST):
         await desk.handle(KEY, WHO | {"state": "left"})
-    with pytest.raises(Refusal, match="more than 100 requests in a second"):
+    with pytest.raises(Declined, match="more than 100 requests in a second"):
         await desk.handle(KEY, WHO | {"state": "left"})
 
 

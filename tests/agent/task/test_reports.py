@@ -7,7 +7,7 @@ import pytest
 
 from swarm_agent.task import reports as module
 from swarm_agent.task.reports import TaskReports
-from swarm_agent.task.tasksocket import PER_SECOND_MOST, Refusal
+from swarm_agent.task.tasksocket import PER_SECOND_MOST, Declined
 from swarmsched.estimate import Estimate, coarse
 from swarmsched.fields import RANK_MOST
 from swarmsched.ids import TaskKey, make_job_id
@@ -89,14 +89,14 @@ async def test_a_figure_that_cannot_be_is_left_out_by_name_and_the_others_count(
     assert answer["ignored"][0]["remedy"]
     assert known(desk).progress.figures == {good: 5}
     assert (known(desk).oddities, desk.counters[kind]) == ({kind: 1}, 1)
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(Declined) as refusal:
         await desk.tell(**{name: value})
     assert (refusal.value.code, refusal.value.problem) == ("bad_report", problem)
 
 
 @pytest.mark.parametrize("rank", [-1, RANK_MOST + 1, 1.5, "0", True, None])
 async def test_a_rank_that_cannot_be_is_refused(desk, rank) -> None:
-    with pytest.raises(Refusal, match="rank"):
+    with pytest.raises(Declined, match="rank"):
         await desk.tell(rank=rank, step=1)
 
 
@@ -106,7 +106,7 @@ async def test_the_rank_of_a_late_worker_is_one(desk) -> None:
 
 
 async def test_a_report_of_nothing_names_the_figures(desk) -> None:
-    with pytest.raises(Refusal, match="it has no figure") as refusal:
+    with pytest.raises(Declined, match="it has no figure") as refusal:
         await desk.tell(loss=None, stop=3)
     assert "total_epochs" in refusal.value.remedy
 
@@ -121,7 +121,7 @@ async def test_steps_that_fall_or_stand_are_counted_and_taken(desk) -> None:
 async def test_too_many_in_a_second_are_refused_and_do_not_count(desk) -> None:
     for step in range(PER_SECOND_MOST):
         await desk.tell(0.0, step=step)
-    with pytest.raises(Refusal, match="more than 100 reports in a second"):
+    with pytest.raises(Declined, match="more than 100 reports in a second"):
         await desk.tell(0.0, step=7_777)
     assert (known(desk).progress.figures["step"], known(desk).oddities) == (PER_SECOND_MOST - 1, {"too_many": 1})
     await desk.tell(1.0, step=7_778)
@@ -155,7 +155,7 @@ async def test_a_clock_that_runs_apart_and_figures_that_contradict_one_another_a
 
 
 async def test_a_task_that_is_over_is_told_so_and_forgotten(desk) -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(Declined) as refusal:
         await desk.handle(OTHER, {"step": 1})
     assert refusal.value.code == "conflict"
     await desk.tell(step=1)
@@ -194,7 +194,7 @@ async def test_whatever_comes_as_json_is_answered(desk) -> None:
         request = {name: rng.choice(odd) for name in rng.sample(names, rng.randrange(len(names)))}
         try:
             answer = await desk.tell(rng.random(), **json.loads(json.dumps(request)))
-        except Refusal:
+        except Declined:
             continue
         assert answer["ok"]
         progress = known(desk).progress
@@ -217,12 +217,12 @@ async def test_what_was_taken_fits_into_what_other_agents_are_told(desk, monkeyp
             request = {"loss": rng.random(), **goals, **grows}
             try:
                 await desk.tell(rng.choice((0.001, 0.2, 1.0, 1e4)), **{n: request[n] for n in rng.sample(FIGURES, 7)})
-            except Refusal as refusal:
+            except Declined as refusal:
                 assert refusal.code == "bad_report"  # noqa: PT017
             encode_value(Estimate, coarse(desk.estimate(KEY)))
             told.add(bool(desk.estimate(KEY).points))
     assert told == {False, True}
     monkeypatch.setattr(desk, "estimate", lambda key: Estimate(remaining=1e30))
     desk.now_s += 100.0
-    with pytest.raises(Refusal, match=r"other agents cannot be told of it: .*remaining"):
+    with pytest.raises(Declined, match=r"other agents cannot be told of it: .*remaining"):
         await desk.tell(step=1)

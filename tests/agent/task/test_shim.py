@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from swarm_agent.supervision import readers
 from swarm_agent.supervision.forkserver import ForkServer
 from swarm_agent.supervision.logs import LogConfig, Stream
-from swarm_agent.supervision.orders import FactKind, Facts
+from swarm_agent.supervision.orders import FactKind, ReadFacts
 from swarm_agent.task import shim
 from swarmsched.effects import ForgetTask, SignalTask, StartTask, StopTask
 from swarmsched.events import RankExited, TaskExited, TaskStarted
@@ -487,7 +487,7 @@ async def test_notices_cut_anywhere_and_nonsense_are_understood_as_far_as_possib
 @settings(max_examples=100, deadline=None)
 def test_whatever_a_fact_holds_it_is_one_line_and_no_other_fact(texts: list[tuple[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        written, read = shim.Facts(f"{folder}/facts", 1), Facts()
+        written, read = shim.Facts(f"{folder}/facts", 1), ReadFacts()
         written.add("shim 7 8")
         for failure, text in texts:
             written.add(f"exited 1.0 {failure} {text}")

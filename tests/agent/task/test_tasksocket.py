@@ -25,8 +25,8 @@ from swarm_agent.task.tasksocket import (
     CONNECTIONS_MAX,
     LINE_BYTES_MAX,
     PARTS_MAX,
+    Declined,
     Handler,
-    Refusal,
     SocketFolder,
     TaskSocket,
     TaskSockets,
@@ -74,7 +74,7 @@ async def echo(key, request) -> dict:
     if request.get("fail"):
         raise ZeroDivisionError
     if request.get("refuse"):
-        raise Refusal("no", "not today", "come again tomorrow")
+        raise Declined("no", "not today", "come again tomorrow")
     return {"ok": True, "key": list(key), "text": request.get("text")}
 
 
@@ -201,7 +201,7 @@ async def test_no_line_costs_the_loop_more_than_20_ms(tmp_path: Path, seed: int,
             ours, theirs = socket.socketpair()
             with ours, theirs:
                 started_s = time.thread_time()
-                with suppress(Refusal, TimeoutError):
+                with suppress(Declined, TimeoutError):
                     ours.setblocking(False)
                     await asyncio.wait_for(task._answer(ours, line), 0.001)
                 return time.thread_time() - started_s

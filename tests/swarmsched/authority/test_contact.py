@@ -6,7 +6,7 @@ import pytest
 
 from swarmsched.api import Isolation
 from swarmsched.authority.contact import CONTACT_GAP_S, ContactLine
-from swarmsched.authority.message import TASKS_MAX, ContactAnswered, Standing, TaskNews
+from swarmsched.authority.message import TASKS_MAX, ContactAnswered, TaskNews, TaskStanding
 from swarmsched.authority.timing import CONTACT_PERIOD_S, FREEZE_AFTER_S
 from swarmsched.effects import ExtendAttempt
 from swarmsched.holders import Configuration, Holder
@@ -20,7 +20,7 @@ ME, A, B, C, D, E = (NodeId(name) for name in ("me", "a", "b", "c", "d", "e"))
 THREE = Configuration(holders_of(A, B, C))
 STAMP = (1, 5)
 KEY = AttemptKey(JOB, 1)
-UNKNOWN, OVER, VALID = Standing.UNKNOWN, Standing.OVER, Standing.VALID
+UNKNOWN, OVER, VALID = TaskStanding.UNKNOWN, TaskStanding.OVER, TaskStanding.VALID
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from swarmsched.api import Isolation, JobSpec, JobState
 from swarmsched.authority import contact_book
 from swarmsched.authority.contact_book import REMEMBERED_S, ContactBook
-from swarmsched.authority.message import ContactAnswered, ContactedTask, OwnerContact, SilenceRequest, Standing
+from swarmsched.authority.message import ContactAnswered, ContactedTask, OwnerContact, SilenceRequest, TaskStanding
 from swarmsched.holders import Configuration, Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import Leftover
@@ -24,7 +24,7 @@ RUNNING = make_record(
     shares=(Share(OWNER, 1), Share(PEER, 1)),
 )
 QUEUED = RUNNING.updated(state=JobState.QUEUED, shares=(), leftovers=(Leftover(OWNER, 3),))
-VALID, OVER, UNKNOWN = Standing.VALID, Standing.OVER, Standing.UNKNOWN
+VALID, OVER, UNKNOWN = TaskStanding.VALID, TaskStanding.OVER, TaskStanding.UNKNOWN
 
 
 @pytest.fixture

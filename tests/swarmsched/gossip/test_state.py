@@ -9,7 +9,7 @@ from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard
 from swarmsched.effects import Announce, Persist, SendDatagram, SendPeer
 from swarmsched.errors import ConfigError
-from swarmsched.estimate import Elastic, Estimate
+from swarmsched.estimate import Estimate, Resizable
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
 from swarmsched.gossip.budget import TokenBucket, byte_cap
 from swarmsched.gossip.exchange import DATAGRAM_CODEC, FullStateRequest, Parcel, ParcelKind, StateDelta, StateDigest
@@ -103,19 +103,19 @@ def test_a_free_gpu_change_is_pushed_to_three_peers_at_once() -> None:
     ("before", "after", "is_pushed"),
     [
         ((JobState.QUEUED, 0, None), (JobState.STARTING, 4, None), True),
-        ((JobState.RUNNING, 4, Elastic(1, 8)), (JobState.STOPPING, 4, Elastic(1, 8)), True),
-        ((JobState.RUNNING, 4, Elastic(1, 8)), (JobState.RUNNING, 2, None), True),
-        ((JobState.RUNNING, 4, Elastic(1, 8)), (JobState.RUNNING, 4, Elastic(1, 8, global_batch=64)), False),
+        ((JobState.RUNNING, 4, Resizable(1, 8)), (JobState.STOPPING, 4, Resizable(1, 8)), True),
+        ((JobState.RUNNING, 4, Resizable(1, 8)), (JobState.RUNNING, 2, None), True),
+        ((JobState.RUNNING, 4, Resizable(1, 8)), (JobState.RUNNING, 4, Resizable(1, 8, global_batch=64)), False),
         ((JobState.RUNNING, 4, None), (JobState.STOPPING, 4, None), False),
     ],
 )
 def test_what_a_job_holds_is_pushed_where_others_plan_with_it(
-    before: tuple[JobState, int, Elastic | None], after: tuple[JobState, int, Elastic | None], *, is_pushed: bool
+    before: tuple[JobState, int, Resizable | None], after: tuple[JobState, int, Resizable | None], *, is_pushed: bool
 ) -> None:
     """Else they find its GPUs taken, cannot tell by whom, and shrink their jobs for it once more."""
     net = settled(10, seed=1)
 
-    def card(state: JobState, ranks: int, elastic: Elastic | None) -> JobCard:
+    def card(state: JobState, ranks: int, elastic: Resizable | None) -> JobCard:
         return a_card(job_id(1), A, state, shares=(Share(A, ranks),) if ranks else (), elastic=elastic)
 
     net.perform(A, net.planes[A].publish_card(card(*before), net.now_s))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from swarmsched.api import JobSpec, JobState
 from swarmsched.card import CARD_BYTES_LIMIT, JobCard, card_of, decode_card, encode_card
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.estimate import BatchRange, Elastic, Estimate, GpuBatch, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, GpuBatch, Resizable, SpeedPoint
 from swarmsched.gossip.card_desk import CardDesk
 from swarmsched.gossip.exchange import pack_buckets, pack_listing, unpack_buckets, unpack_listing
 from swarmsched.gossip.location import (
@@ -149,7 +149,7 @@ def test_a_card_names_sixty_nodes_and_counts_the_ranks_that_it_hides_beyond() ->
 def test_a_card_gives_up_measured_points_before_it_hides_ranks_and_keeps_what_was_fitted() -> None:
     few = tuple(SpeedPoint(ranks, 1, 32, 0.25, 0.05) for ranks in range(1, 5))
     fitted = Estimate(speed=(0.1, 0.002, 0.01, 0.0, 0.05, 0.001, 1.5), remaining=1e5, remaining_error=0.125)
-    elastic = Elastic(1, 16, BatchRange(128, 4_096, 32, 1_024), 512)
+    elastic = Resizable(1, 16, BatchRange(128, 4_096, 32, 1_024), 512)
     told = replace(card_of(a_record()), elastic=elastic, estimate=replace(fitted, points=few))
     assert decode_card(encode_card(told)[1]) == told
     many, body = encode_card(replace(told, estimate=replace(fitted, points=few * 20)))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.card import card_of
-from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, NoisePoint, Resizable, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.models.kinds import believed, informed
 from swarmsched.models.scaling import HOPEFUL, scaled
@@ -89,11 +89,11 @@ def test_a_kind_of_which_little_is_known_takes_nothing_away() -> None:
 
 
 def test_of_a_view_those_jobs_are_told_of_that_take_several_sizes() -> None:
-    def of(number: int, name: str, elastic: Elastic | None) -> JobView:
+    def of(number: int, name: str, elastic: Resizable | None) -> JobView:
         card = card_of(make_record("n1"))
         return JobView(replace(card, job_id=card.job_id[:-1] + str(number), user="ada", name=name, elastic=elastic))
 
-    elastic = Elastic(1, 4, RANGE)
+    elastic = Resizable(1, 4, RANGE)
     jobs = (of(1, "bert", elastic), of(2, "bert", None), of(3, "resnet", elastic))
     view = informed(ClusterView(1, (), jobs, kinds=(KIND,)))
     first = view.jobs[0].card.estimate
@@ -112,7 +112,7 @@ def test_a_job_is_known_by_its_kind_on_the_gpus_that_it_has_or_on_the_most_frequ
 
     def known(estimate: Estimate | None, **demand: Any) -> float:
         spec = JobSpec(("true",), name="bert", user="ada", demand=Demand(gpus=1, **demand), ranks_most=4)
-        card = replace(card_of(make_record("n1", spec=spec), estimate=estimate), elastic=Elastic(1, 4, RANGE))
+        card = replace(card_of(make_record("n1", spec=spec), estimate=estimate), elastic=Resizable(1, 4, RANGE))
         (job,) = informed(ClusterView(1, nodes, (JobView(card),), kinds=(slow, fast))).jobs
         assert job.card.estimate is not None
         return job.card.estimate.points[0].step_s
@@ -129,7 +129,7 @@ def test_how_a_job_scales_is_hoped_for_while_no_job_waits() -> None:
 
     def speed(*waiting: JobView) -> tuple[float, ...]:
         card = replace(
-            card_of(make_record("n1")), estimate=own, elastic=Elastic(1, 4, RANGE), shares=(Share(NodeId("a"), 2),)
+            card_of(make_record("n1")), estimate=own, elastic=Resizable(1, 4, RANGE), shares=(Share(NodeId("a"), 2),)
         )
         job = informed(ClusterView(1, (), (JobView(card), *waiting), pool=pool)).jobs[0]
         assert job.own == own, "which chooses its batch"

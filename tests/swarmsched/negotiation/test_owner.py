@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.authority.contact import ContactLine
-from swarmsched.authority.message import ContactAnswered, OwnerContact, Standing, TaskNews
+from swarmsched.authority.message import ContactAnswered, OwnerContact, TaskNews, TaskStanding
 from swarmsched.effects import (
     Announce,
     BindRendezvous,
@@ -495,7 +495,7 @@ def stopped_as_over(owner, asked_s, told_s):
     contacts = [
         each for each in of(SendPeer, owner.step(TimerFired(), asked_s)) if isinstance(each.message, OwnerContact)
     ]
-    over = TaskNews(JOB, 1, Standing.OVER, 2, 9, OTHERS)
+    over = TaskNews(JOB, 1, TaskStanding.OVER, 2, 9, OTHERS)
     answers = [(each.recipient, ContactAnswered(each.message.sequence, (over,))) for each in contacts]
     return [effect for holder, answer in answers for effect in owner.contact_answered(holder, answer, told_s)]
 
@@ -525,7 +525,7 @@ def test_grace_of_an_attempt_that_is_over_is_what_its_job_asks_for_within_its_ti
 def told_that_it_is_over(owner, now_s):
     asked = owner.step(TimerFired(), now_s)
     (contact,) = [each for each in of(SendPeer, asked) if isinstance(each.message, OwnerContact)]
-    over = TaskNews(JOB, 1, Standing.OVER, 2, 9, Configuration((Holder(ME, 1),)))
+    over = TaskNews(JOB, 1, TaskStanding.OVER, 2, 9, Configuration((Holder(ME, 1),)))
     return owner.contact_answered(ME, ContactAnswered(contact.message.sequence, (over,)), now_s + 0.1)
 
 
@@ -630,7 +630,7 @@ def test_restarted_owner_asks_the_newest_holders_that_it_knew():
     durable = held(before) + before.obey(BOSS, commit(), 0.2)
     newer = Configuration(tuple(Holder(NodeId(name), 1) for name in ("new1", "new2", "new3")))
     contact = next(each.message for each in of(SendPeer, durable) if isinstance(each.message, OwnerContact))
-    news = TaskNews(JOB, 1, Standing.VALID, 1, 5, newer)
+    news = TaskNews(JOB, 1, TaskStanding.VALID, 1, 5, newer)
     durable += before.contact_answered(ME, ContactAnswered(contact.sequence, (news,)), 0.3)
     after = restarted(durable, ledger)
     asked = of(SendPeer, after.step(TimerFired(), 0.0))

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from swarmsched.api import JobState
 from swarmsched.policies.calm import AHEAD, JUST_S, PAUSE_BUDGET, SILENT_PAUSES
 from swarmsched.policies.registry import compute_plan, plan_anyway
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.knowledge import PerfectKnowledge
-from swarmsched.replay.perfect import Pacing, PerfectReplay
+from swarmsched.replay.perfect import PerfectReplay, Ticks
 from swarmsched.resources import Share, world_size
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan, PolicySetting
 from tests.swarmsched.building import job_id, make_node
@@ -127,8 +127,8 @@ def test_in_a_replay_nobody_is_changed_twice_in_a_minute_or_grown_beyond_the_bud
         seen[0] += sum([1 for _ in broken(view, plan, at_s, pause_s)])
         return plan
 
-    cluster = Cluster.even(2, 4)
-    replayed = PerfectReplay(jobs, cluster, planned, PerfectKnowledge(4, cluster.total), Pacing(0.0, pause_s)).run()
+    cluster = Fleet.even(2, 4)
+    replayed = PerfectReplay(jobs, cluster, planned, PerfectKnowledge(4, cluster.total), Ticks(0.0, pause_s)).run()
     figures = replayed.summary()
     assert (figures["finished"], figures["policy_errors"], seen[0], figures["reversed_decisions"]) == (25, 0, 0, 0)
     assert figures["rescales"] > 2

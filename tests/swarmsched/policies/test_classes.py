@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import JobState
-from swarmsched.estimate import BatchRange, Elastic, Estimate, GpuBatch, NoisePoint, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, GpuBatch, NoisePoint, Resizable, SpeedPoint
 from swarmsched.ids import JobId, NodeId
 from swarmsched.models.classes import ClassSpeeds
 from swarmsched.models.kinds import Speeds
@@ -26,7 +26,7 @@ POINTS = tuple(SpeedPoint(ranks, 1, 64 // ranks, 0.1 / ranks, 0.0) for ranks in 
 def trains(number: int, ratio: float, *shares: Share, least: int = 4, most: int = 4, **more: object) -> JobView:
     """It is known on the slow GPUs, and so many times as fast on the others."""
     state = JobState.RUNNING if shares else JobState.QUEUED
-    elastic = Elastic(least, most, BatchRange(64, 64, 1, 64), 64)
+    elastic = Resizable(least, most, BatchRange(64, 64, 1, 64), 64)
     estimate = Estimate(points=POINTS, remaining=50_000.0, gpu="Slow")
     view = job(number, state, least, Demand(gpus=1), shares=shares, elastic=elastic, estimate=estimate, **more)
     return replace(view, on_classes=(ClassSpeed("Fast", ratio, ratio), ClassSpeed("Slow", 1.0, 1.0)))
@@ -93,7 +93,7 @@ def limited(number: int, ratio: float, *limits: GpuBatch, **more: Any) -> JobVie
     points = tuple([SpeedPoint(ranks, 1, batch, 0.1) for ranks in (1, 2, 4) for batch in (8, 16, 32, 64)])
     batches = BatchRange(256, 256, 8, 32, limits)
     estimate = replace(view.card.estimate or Estimate(), points=points)
-    elastic = Elastic(view.card.ranks, 4, batches, 256)
+    elastic = Resizable(view.card.ranks, 4, batches, 256)
     demand = Demand(gpus=1, refused_gpus=batches.refused_gpus)
     return replace(view, card=replace(view.card, elastic=elastic, estimate=estimate, demand=demand))
 

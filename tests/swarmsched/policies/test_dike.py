@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.card import CARD_BYTES_LIMIT, card_of, decode_card, encode_card
-from swarmsched.estimate import BatchRange, Elastic, Estimate, Work
+from swarmsched.estimate import BatchRange, Estimate, Resizable, StepCost
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import compute_plan
 from swarmsched.resources import Demand, Share
@@ -15,9 +15,9 @@ from swarmsched.view import Change, ClusterView, Decision, JobView, NodeView, Po
 from tests.swarmsched.building import make_node, make_record
 from tests.swarmsched.policies.test_policies import NOW_S, waiting
 
-IMAGES = Work(32, 24.6e9, 102e6, 102e6, 9.4e6, 90e6, 1, 110e3, 0.008)
+IMAGES = StepCost(32, 24.6e9, 102e6, 102e6, 9.4e6, 90e6, 1, 110e3, 0.008)
 """ResNet-50."""
-LARGE = Work(4, 5e12, 5e9, 5e9)
+LARGE = StepCost(4, 5e12, 5e9, 5e9)
 
 
 def decided(nodes: Sequence[NodeView], *jobs: JobView, **parameters: float) -> list[Decision]:
@@ -27,7 +27,7 @@ def decided(nodes: Sequence[NodeView], *jobs: JobView, **parameters: float) -> l
     return list(plan.decisions)
 
 
-def asks(number: int, ranks: int, work: Work | None, **more: object) -> JobView:
+def asks(number: int, ranks: int, work: StepCost | None, **more: object) -> JobView:
     return waiting(number, ranks, Demand(gpus=1), estimate=work and Estimate(work=work), **more)
 
 
@@ -54,7 +54,7 @@ def test_it_stays_on_one_host_where_the_network_is_slow_and_spreads_where_cores_
 
 def test_where_the_card_allows_it_no_more_workers_are_taken_than_make_it_faster() -> None:
     nodes = [make_node(f"n{at}", 2, model="A100") for at in range(2)]
-    elastic = Elastic(1, 4, BatchRange())
+    elastic = Resizable(1, 4, BatchRange())
     (slow,) = decided(nodes, asks(1, 4, LARGE, elastic=elastic), network_gbit_s=1.0)
     assert slow.target.ranks == 1
     (fast,) = decided(nodes, asks(1, 4, LARGE, elastic=elastic), network_gbit_s=400.0)
@@ -71,7 +71,7 @@ def test_where_the_card_allows_it_no_more_workers_are_taken_than_make_it_faster(
     ],
 )
 def test_what_is_not_known_well_enough_is_placed_as_by_fifo_and_says_why(
-    work: Work | None, model: str, why: str
+    work: StepCost | None, model: str, why: str
 ) -> None:
     nodes = [make_node("a", 1, model=model), make_node("b", 2, model=model)]
     (decision,) = decided(nodes, asks(1, 2, work))

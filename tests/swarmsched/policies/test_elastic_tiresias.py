@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from swarmsched.api import JobState
-from swarmsched.estimate import Elastic, Estimate
+from swarmsched.estimate import Estimate, Resizable
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import compute_plan
 from swarmsched.resources import Share
@@ -21,7 +21,7 @@ FIRST, SECOND = 10.0, 4_000.0
 def elastic(number: int, held: int, attained_gpu_s: float, **changes: Any) -> JobView:
     """Asks for 2 of 1 to 8 ranks, and runs on node n1 with so many."""
     shares = (Share(NodeId("n1"), held),) if held else ()
-    more = {"elastic": Elastic(1, 8, BATCHES, 256), "estimate": Estimate(points=POINTS), "first_started_utc_s": 1.0}
+    more = {"elastic": Resizable(1, 8, BATCHES, 256), "estimate": Estimate(points=POINTS), "first_started_utc_s": 1.0}
     more |= {"shares": shares, "attained_gpu_s": attained_gpu_s, **changes}
     return job(number, JobState.RUNNING if held else JobState.QUEUED, 2, ONE, **more)
 
@@ -64,7 +64,7 @@ def test_sizes_are_changed_as_far_as_the_setting_goes(elasticity, running, waits
 @pytest.mark.parametrize("elasticity", [Elasticity.ADVISE, Elasticity.OFF])
 def test_where_its_size_may_not_change_a_job_keeps_the_one_it_has_and_nobody_grows_into_that(elasticity) -> None:
     """It asked for 2 ranks and was started with 4; the other one could have four if it shrank."""
-    larger, other = elastic(1, 4, FIRST), elastic(2, 2, FIRST, elastic=Elastic(1, 8, BATCHES, 256, is_live=True))
+    larger, other = elastic(1, 4, FIRST), elastic(2, 2, FIRST, elastic=Resizable(1, 8, BATCHES, 256, is_live=True))
     view = ClusterView(1, (make_node("n1", 0, 6),), (larger, other))
     plan = compute_plan(PolicySetting("elastic-tiresias", {}, elasticity), view, NOW_S)
     assert sizes(plan) == {job_id(1): (Change.KEEP, 0), job_id(2): (Change.KEEP, 0)}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from swarmsched.api import JobState
-from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, Resizable, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import compute_plan
 from swarmsched.resources import Demand, Share
@@ -16,7 +16,7 @@ from tests.swarmsched.policies.test_policies import NOW_S, job
 A = NodeId("a")
 ONE_GPU = Demand(gpus=1)
 UTC_S = 1_700_010_000.0
-SIZES = Elastic(1, 4, BatchRange(64, 64, 1, 64), 64, is_live=True)
+SIZES = Resizable(1, 4, BatchRange(64, 64, 1, 64), 64, is_live=True)
 
 
 def came(number: int, state: JobState, age_s: float, ranks: int = 1, **more: Any) -> JobView:

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarmsched.errors import ConfigError
-from swarmsched.estimate import Work
+from swarmsched.estimate import StepCost
 from swarmsched.ids import NodeId
-from swarmsched.models.hosts import PEAKS, SERVER_CORES, Host, Tasks, Tensor, moved, peak_flops, throughput
+from swarmsched.models.hosts import PEAKS, SERVER_CORES, Offer, Tasks, Tensor, moved, peak_flops, throughput
 from swarmsched.policies.hosting import choose
 
 MB, GB = 1e6, 1e9
 WORKERS_MOST = SERVERS_MOST = 6
 
 
-def images(flops: float, parameters: float, largest: float, activations: float) -> Work:
+def images(flops: float, parameters: float, largest: float, activations: float) -> StepCost:
     """JPEG files with SGD and momentum, 32 to a worker."""
-    return Work(32, flops, parameters, parameters, largest, activations, 1, 110e3, 0.008)
+    return StepCost(32, flops, parameters, parameters, largest, activations, 1, 110e3, 0.008)
 
 
 MODELS = {
@@ -30,23 +30,23 @@ MODELS = {
     "resnet-101": images(47e9, 178 * MB, 9.4 * MB, 130 * MB),
     "inception-v3": images(34e9, 95 * MB, 8.2 * MB, 100 * MB),
     "vgg-16": images(93e9, 527 * MB, 392 * MB, 110 * MB),
-    "tiny": Work(128, 5e6, 1 * MB, 1 * MB, 0.5 * MB, 0.1 * MB, 2, 1e3, 1e-5),
+    "tiny": StepCost(128, 5e6, 1 * MB, 1 * MB, 0.5 * MB, 0.1 * MB, 2, 1e3, 1e-5),
 }
 """Floating-point operations, parameters and largest tensors of the published networks, at 32 bits."""
-PLAIN = [Host(NodeId(f"c{at}"), 0, 16, 64 * GB) for at in range(3)]
-GAMER = [Host(NodeId(f"g{at}"), 2, 8, 48 * GB, PEAKS["1080 TI"], 11 * GB) for at in range(3)]
+PLAIN = [Offer(NodeId(f"c{at}"), 0, 16, 64 * GB) for at in range(3)]
+GAMER = [Offer(NodeId(f"g{at}"), 2, 8, 48 * GB, PEAKS["1080 TI"], 11 * GB) for at in range(3)]
 LARGE = [
-    Host(NodeId("v0"), 2, 6, 48 * GB, PEAKS["V100"], 16 * GB),
-    Host(NodeId("v1"), 1, 12, 48 * GB, PEAKS["V100"], 16 * GB),
+    Offer(NodeId("v0"), 2, 6, 48 * GB, PEAKS["V100"], 16 * GB),
+    Offer(NodeId("v1"), 1, 12, 48 * GB, PEAKS["V100"], 16 * GB),
 ]
 CLUSTERS = {"one class": [*PLAIN, *GAMER], "two classes": [*PLAIN[:2], *GAMER[:2], *LARGE]}
 
 
-def at_speed(hosts: Sequence[Host], gbit_s: float) -> list[Host]:
+def at_speed(hosts: Sequence[Offer], gbit_s: float) -> list[Offer]:
     return [host._replace(network_bytes_per_s=gbit_s * GB / 8) for host in hosts]
 
 
-def every_layout(hosts: Sequence[Host]) -> Iterator[list[tuple[Host, Tasks]]]:
+def every_layout(hosts: Sequence[Offer]) -> Iterator[list[tuple[Offer, Tasks]]]:
     """Up to six workers and servers on every multiset of hosts; alike hosts are exchangeable."""
     kinds = [list(group) for _, group in groupby(hosts, key=lambda host: host._replace(node=NodeId("")))]
     by_kind = []
@@ -75,7 +75,7 @@ def every_layout(hosts: Sequence[Host]) -> Iterator[list[tuple[Host, Tasks]]]:
             yield [(host, each) for host, each in zip(flat, tasks, strict=True) if any(each)]
 
 
-def off(work: Work, hosts: Sequence[Host], rng: random.Random, deviation: float) -> tuple[Work, list[Host]]:
+def off(work: StepCost, hosts: Sequence[Offer], rng: random.Random, deviation: float) -> tuple[StepCost, list[Offer]]:
     """The same where nothing is quite as the model has it: of the job, and of each kind of host."""
 
     def factor() -> float:
@@ -93,7 +93,7 @@ def off(work: Work, hosts: Sequence[Host], rng: random.Random, deviation: float)
 
 
 def share_of_best(
-    work: Work, hosts: Sequence[Host], is_synchronous: bool, rng: random.Random, deviation: float
+    work: StepCost, hosts: Sequence[Offer], is_synchronous: bool, rng: random.Random, deviation: float
 ) -> float:
     """Speed of the choice over that of the best layout of all."""
     choice = choose(work, hosts, range(1, WORKERS_MOST + 1), has_servers=True, is_synchronous=is_synchronous)
@@ -168,19 +168,19 @@ def test_a_name_within_another_is_no_class() -> None:
 
 amounts = st.floats(1.0, 1e15)
 works = st.builds(
-    Work, st.integers(1, 10_000), amounts, amounts, amounts, st.floats(0.0, 1e15), st.floats(0.0, 1e9),
+    StepCost, st.integers(1, 10_000), amounts, amounts, amounts, st.floats(0.0, 1e15), st.floats(0.0, 1e9),
     st.integers(0, 3), st.floats(0.0, 1e9), st.floats(0.0, 10.0),
 )  # fmt: skip
 some_hosts = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 32), st.floats(0.0, 1e12), st.sampled_from([0.0, 1e13, 1e14])),
     max_size=5,
-).map(lambda found: [Host(NodeId(f"n{at}"), *each) for at, each in enumerate(found)])
+).map(lambda found: [Offer(NodeId(f"n{at}"), *each) for at, each in enumerate(found)])
 
 
 @settings(max_examples=60, deadline=None)
 @given(works, some_hosts, st.integers(0, 4), st.integers(0, 6), st.booleans(), st.booleans())
 def test_never_more_than_there_is_and_the_same_whatever_the_order_of_hosts(
-    work: Work, hosts: list[Host], least: int, most: int, has_servers: bool, is_synchronous: bool
+    work: StepCost, hosts: list[Offer], least: int, most: int, has_servers: bool, is_synchronous: bool
 ) -> None:
     sizes = range(least, most + 1)
     choice = choose(work, hosts, sizes, has_servers=has_servers, is_synchronous=is_synchronous)

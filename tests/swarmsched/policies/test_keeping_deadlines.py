@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from swarmsched.api import JobState
-from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, Resizable, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import compute_plan
 from swarmsched.resources import Demand, Share
@@ -60,7 +60,7 @@ def test_a_deadline_is_worth_less_than_a_priority() -> None:
     assert plan[job_id(2)].change is Change.START
 
 
-SIZES = Elastic(1, 4, BatchRange(64, 64, 1, 64), 64, is_live=True)
+SIZES = Resizable(1, 4, BatchRange(64, 64, 1, 64), 64, is_live=True)
 
 
 def elastic(number: int, held: int, remaining: float, **more: Any) -> JobView:

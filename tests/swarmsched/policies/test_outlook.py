@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.card import STATES
-from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, Resizable, SpeedPoint
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.policies.outlook import ENDED_LEAST, WAITING_MOST, foresee
 from swarmsched.policies.registry import compute_plan
@@ -107,7 +107,7 @@ def test_what_the_plan_starts_begins_now_and_one_that_is_stopped_begins_again() 
     assert now.start == Span(0.0, 0.0, 0.0)
 
 
-SIZES = Elastic(1, 4, BatchRange(64, 64, 1, 64), 64)
+SIZES = Resizable(1, 4, BatchRange(64, 64, 1, 64), 64)
 MEASURED = Estimate(
     points=tuple(SpeedPoint(ranks, 1, 64 // ranks, 1.0 / ranks) for ranks in (1, 2, 4)), remaining=800.0, done=200.0
 )

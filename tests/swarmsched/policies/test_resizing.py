@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.card import JobCard, decode_card, encode_card
-from swarmsched.estimate import BatchRange, Elastic, Estimate, GpuBatch, NoisePoint, SpeedPoint, Work
+from swarmsched.estimate import BatchRange, Estimate, GpuBatch, NoisePoint, Resizable, SpeedPoint, StepCost
 from swarmsched.gossip.kinds import Kinds
 from swarmsched.ids import NodeId
 from swarmsched.models.batch import candidates
@@ -55,15 +55,15 @@ ESTIMATES = (
     Estimate(points=POINTS, remaining=2_000.0),
     Estimate(points=POINTS[:2], noise=(NoisePoint(32, 1.0), NoisePoint(256, 9.0))),
     Estimate(speed=(0.01, 0.001, 0.01, 0.001, 0.05, 0.002, 1.5), noise=(NoisePoint(32, 3.0),), remaining=100.0),
-    Estimate(work=Work(32, 24.6e9, 1e8, 1e8)),
+    Estimate(work=StepCost(32, 24.6e9, 1e8, 1e8)),
 )
 ELASTICS = (
     None,
-    Elastic(1, 8, BATCHES),
-    Elastic(2, 3, BATCHES, 64),
-    Elastic(1, 1),
-    Elastic(3, 16),
-    Elastic(2, 4, BATCHES, 64, is_live=True),
+    Resizable(1, 8, BATCHES),
+    Resizable(2, 3, BATCHES, 64),
+    Resizable(1, 1),
+    Resizable(3, 16),
+    Resizable(2, 4, BATCHES, 64, is_live=True),
 )
 
 
@@ -245,7 +245,7 @@ def test_a_job_that_can_have_no_more_than_it_has_is_not_moved(name: str) -> None
     """It would take more, and what is free is where it may not go."""
     shares, estimate = (Share(NodeId("n0"), 1),), Estimate(points=POINTS, remaining=2_000.0)
     more: dict[str, Any] = {"running_s": 900.0, "first_started_utc_s": 1.0, "exclude": (NodeId("n1"),)}
-    elastic = Elastic(1, 9, BATCHES)
+    elastic = Resizable(1, 9, BATCHES)
     running = job(0, JobState.RUNNING, 1, Demand(gpus=1), shares=shares, elastic=elastic, estimate=estimate, **more)
     view = ClusterView(1, (make_node("n0", 0, 1), make_node("n1", 1, 1)), (running,))
     (decision,) = compute_plan(PolicySetting(name), view, NOW_S).decisions
@@ -256,7 +256,7 @@ def test_where_its_owner_names_no_range_a_running_job_keeps_its_batch() -> None:
     """It has 64, a third of which is told as 21 samples of each rank: by that it has 63."""
     shares, batches = (Share(NodeId("n0"), 3),), BatchRange(63, 63, 1, 63)
     told = Estimate(points=(SpeedPoint(3, 1, 21, 0.1),), remaining=1e4)
-    sizes = Elastic(3, 3, batches, 64)
+    sizes = Resizable(3, 3, batches, 64)
     view = job(0, JobState.RUNNING, 3, Demand(gpus=1), shares=shares, elastic=sizes, estimate=told, running_s=900.0)
     plan = compute_plan(PolicySetting("swarm"), ClusterView(1, (make_node("n0", 0, 3),), (view,)), NOW_S)
     assert [each.change for each in plan.decisions] == [Change.KEEP]
@@ -270,7 +270,7 @@ def test_a_batch_is_changed_for_what_it_brings_and_not_for_every_breath_of_the_n
     best = goodput.batch(4, 1)
     changes = []
     for batch in candidates(BATCHES, 24):
-        elastic = Elastic(1, 4, BATCHES, batch)
+        elastic = Resizable(1, 4, BATCHES, batch)
         more: dict[str, Any] = {"running_s": 900.0, "first_started_utc_s": 1.0, "estimate": estimate}
         running = job(0, JobState.RUNNING, 4, Demand(gpus=1), shares=shares, elastic=elastic, **more)
         view = ClusterView(1, (make_node("n0", 0, 4),), (running,))
@@ -300,7 +300,7 @@ def test_a_job_without_gpus_starts_on_cores_that_are_free_and_not_on_those_that_
     capacity = msgspec.structs.replace(busy.capacity, cpus=8)
     nodes = (msgspec.structs.replace(busy, capacity=capacity), make_node("n1", 0, 1, cpus=8))
     held = (Share(NodeId("n0"), 1),)
-    running = job(0, JobState.RUNNING, 1, Demand(gpus=1, cpus=8), shares=held, elastic=Elastic(1, 2), running_s=900.0)
+    running = job(0, JobState.RUNNING, 1, Demand(gpus=1, cpus=8), shares=held, elastic=Resizable(1, 2), running_s=900.0)
     for number in range(10, 18):
         light = job(number, JobState.QUEUED, 1, Demand(cpus=8))
         plan = compute_plan(PolicySetting(name), ClusterView(1, nodes, (running, light)), NOW_S)
@@ -327,7 +327,7 @@ def test_nobody_is_stopped_for_a_job_that_has_no_place_then() -> None:
 
 def test_jobs_that_shrink_do_not_change_hosts_with_one_another() -> None:
     """Neither would find its place free before the other has left it."""
-    n0, n1, sizes = NodeId("n0"), NodeId("n1"), Elastic(1, 8, BATCHES)
+    n0, n1, sizes = NodeId("n0"), NodeId("n1"), Resizable(1, 8, BATCHES)
     fast, demand = Estimate(points=POINTS, remaining=2_000.0), Demand(gpus=1)
     jobs = (
         job(0, JobState.RUNNING, 1, demand, shares=(Share(n0, 4),), elastic=sizes, estimate=fast, running_s=900.0),
@@ -346,7 +346,7 @@ def test_no_word_of_its_kind_chooses_a_batch(name: str) -> None:
     nodes = (make_node("n0", 2), make_node("n1", 4))
     setting = PolicySetting(name, {}, Elasticity.ON)
     own = Estimate(points=(SpeedPoint(2, 1, 32, 0.2),), noise=(NoisePoint(64, 1.0),), done=50.0, is_partial=True)
-    known = {"user": "u1", "name": "train", "elastic": Elastic(2, 2, allowed, 64)}
+    known = {"user": "u1", "name": "train", "elastic": Resizable(2, 2, allowed, 64)}
     runs = job(2, JobState.RUNNING, 2, Demand(gpus=1), shares=(Share(NodeId("n0"), 2),), estimate=own, **known)
     runs = replace(runs, card=replace(runs.card, running_s=900.0, attempt=1))
     alone = {each.job_id: each for each in compute_plan(setting, ClusterView(1, nodes, (runs,)), NOW_S).decisions}
@@ -358,7 +358,7 @@ def test_no_word_of_its_kind_chooses_a_batch(name: str) -> None:
             liar = job(9, JobState.RUNNING, 1, Demand(gpus=1), estimate=lies, user="u1", name="train")
             kinds.note(liar.card)
         new = job(1, JobState.QUEUED, 2, Demand(gpus=1), estimate=kinds.prior("u1", "train"), **known)
-        wide = job(3, JobState.QUEUED, 2, Demand(gpus=1), **(known | {"elastic": Elastic(1, 4, allowed)}))
+        wide = job(3, JobState.QUEUED, 2, Demand(gpus=1), **(known | {"elastic": Resizable(1, 4, allowed)}))
         heard = kinds.view("u1", "train")
         assert heard is not None
         view = ClusterView(1, nodes, (new, runs, wide), kinds=(heard, replace(heard, gpu="A100")))
@@ -391,13 +391,13 @@ def extreme(rng: random.Random, number: int) -> JobView:
         remaining_error=one(AMOUNTS),
         is_prior=one((True, False)),
         done=one(AMOUNTS),
-        work=Work(one(SAMPLES), one(AMOUNTS), one(AMOUNTS), one(AMOUNTS), decode_core_s=one(AMOUNTS)),
+        work=StepCost(one(SAMPLES), one(AMOUNTS), one(AMOUNTS), one(AMOUNTS), decode_core_s=one(AMOUNTS)),
         is_partial=one((True, False)),
     )
     first, most, local_least, local_most = (one(SAMPLES) for _ in range(4))
     by_gpu = one(((), (GpuBatch(one(MODELS), one(SAMPLES)), GpuBatch("other", one(SAMPLES)))))
     batches = BatchRange(first, most, local_least, local_most, by_gpu)
-    elastic = Elastic(one(SIZES), one(SIZES), batches, one(SAMPLES), one((True, False)))
+    elastic = Resizable(one(SIZES), one(SIZES), batches, one(SAMPLES), one((True, False)))
     shares = one(((), (Share(NodeId("n1"), one((1, 2))),)))
     state = JobState.RUNNING if shares else JobState.QUEUED
     known = {"user": "u", "name": "t", "running_s": one((0.0, 1e6)), "pause_s": one((0.0, 1e10))}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmsched.api import JobState
-from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, Resizable, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import compute_plan
 from swarmsched.resources import Demand, Share
@@ -24,7 +24,7 @@ ONE_GPU = Demand(gpus=1)
 MEASURED = Estimate(
     points=tuple(SpeedPoint(ranks, 1, 64 // ranks, 1.0 / ranks) for ranks in (1, 2, 4)), remaining=10_000.0
 )
-SIZES = Elastic(1, 4, BatchRange(64, 64, 1, 64), 64)
+SIZES = Resizable(1, 4, BatchRange(64, 64, 1, 64), 64)
 PATIENCE = 16.0
 
 
@@ -133,7 +133,7 @@ def test_a_job_that_may_have_no_checkpoint_keeps_its_least_whoever_waits() -> No
 def test_no_job_is_stopped_that_another_may_grow(waiting: int) -> None:
     """All four GPUs are worth most to the second, and none to those that wait; with one the first cannot train."""
     points = tuple(SpeedPoint(ranks, 1, 64 // ranks, 1.0 / ranks) for ranks in (2, 4))
-    sizes = Elastic(1, 4, BatchRange(64, 64, 1, 32), 64)
+    sizes = Resizable(1, 4, BatchRange(64, 64, 1, 32), 64)
     long = held(1, Share(A, 3), elastic=sizes, estimate=Estimate(points=points, remaining=1e6))
     wide = [job(number, JobState.QUEUED, 4, ONE_GPU, estimate=takes(1e7)) for number in range(3, 3 + waiting)]
     plan = decided(ClusterView(1, (make_node(A, 0, 4),), (long, held(2, Share(A, 1)), *wide)))
@@ -176,7 +176,7 @@ def takes(seconds: float) -> Estimate:
 @pytest.mark.parametrize("is_live", [False, True])
 def test_for_a_wide_job_that_has_waited_for_too_long_nobody_starts_who_would_delay_it(is_live: bool) -> None:
     """Those that run can't be stopped for it, and small ones would take each GPU as it comes free."""
-    sizes = Elastic(1, 1, BatchRange(64, 64, 1, 64), 64, is_live=True) if is_live else None
+    sizes = Resizable(1, 1, BatchRange(64, 64, 1, 64), 64, is_live=True) if is_live else None
     stays = held(1, Share(A, 1), elastic=sizes, estimate=takes(100.0), running_s=40.0)
     for waited_s, short, first in ((1_200.0, 99.0, [2, 3]), (1_400.0, 99.0, [2]), (1_400.0, 101.0, [])):
         wide = job(4, JobState.QUEUED, 4, ONE_GPU, estimate=takes(50.0), queued_s=waited_s)
@@ -257,7 +257,7 @@ def test_who_makes_room_for_one_that_is_not_known_is_on_its_nodes() -> None:
 
 
 def test_what_others_leave_goes_by_priority_and_not_by_name() -> None:
-    live = Elastic(1, 1, BatchRange(64, 64, 1, 64), 64, is_live=True)
+    live = Resizable(1, 1, BatchRange(64, 64, 1, 64), 64, is_live=True)
     stay = [held(1, Share(A, 1), elastic=live, priority=3), held(2, Share(B, 1), elastic=live, priority=3)]
     apart = job(3, JobState.QUEUED, 1, Demand(gpus=2), estimate=takes(1e3), priority=2)
     for first, last in ((4, 5), (5, 4)):
@@ -288,7 +288,7 @@ def test_what_is_left_of_a_job_is_told_in_time_whatever_its_steps_take() -> None
 
 
 def test_a_job_of_very_many_ranks_is_looked_at_as_it_is() -> None:
-    wide = Elastic(1, 512, BatchRange(4_096, 4_096, 1, 4_096), 4_096)
+    wide = Resizable(1, 512, BatchRange(4_096, 4_096, 1, 4_096), 4_096)
     points = tuple(SpeedPoint(ranks, 75, 4_096 // ranks, 100.0 / ranks) for ranks in (256, 300))
     nodes = tuple(make_node(f"m{at:02}", 0) for at in range(75))
     shares = tuple(Share(node.node, 4) for node in nodes)

@@ -7,10 +7,10 @@ import pytest
 from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
 from swarmsched.replay.churn import NodeEvent, churn
-from swarmsched.replay.cluster import Cluster, read_cluster
+from swarmsched.replay.cluster import Fleet, read_cluster
 from swarmsched.replay.knowledge import PerfectKnowledge
-from swarmsched.replay.perfect import Pacing
-from swarmsched.replay.results import Observer
+from swarmsched.replay.perfect import Ticks
+from swarmsched.replay.results import RunLog
 from swarmsched.replay.setup import Replay, prepared
 from swarmsched.view import PolicySetting
 from tests.swarmsched.replay.testing import elastic, ends, made_up, replay, rigid
@@ -19,12 +19,12 @@ ONE, TWO = NodeId("n001"), NodeId("n002")
 HEAD = "time_s,node,event"
 
 
-def servers(*events: NodeEvent) -> Cluster:
-    return Cluster({ONE: 2, TWO: 2}, events=events)
+def servers(*events: NodeEvent) -> Fleet:
+    return Fleet({ONE: 2, TWO: 2}, events=events)
 
 
 def test_a_job_loses_what_it_trained_since_its_checkpoint_and_starts_again_elsewhere() -> None:
-    def run(*events: NodeEvent) -> Observer:
+    def run(*events: NodeEvent) -> RunLog:
         job = rigid(1, 0.0, 2, 100.0)
         job.checkpoint_s = 30.0
         return replay([job], "fifo", servers(*events))
@@ -45,7 +45,7 @@ def test_without_churn_checkpoints_change_nothing() -> None:
 
 def test_with_a_tick_hosts_are_lost_at_once_and_replaced_at_the_next_tick() -> None:
     both = [NodeEvent(70.0, ONE, False), NodeEvent(70.0, TWO, False), NodeEvent(75.0, TWO, True)]
-    observer = replay([rigid(1, 0.0, 2, 100.0)], "fifo", servers(*both), Pacing(60.0, 0.0))
+    observer = replay([rigid(1, 0.0, 2, 100.0)], "fifo", servers(*both), Ticks(60.0, 0.0))
     assert ends(observer) == {"job1": 120.0 + 100.0}, "no checkpoint was taken"
     assert observer.lost_gpu_s == 2 * 70.0
     assert observer.idle_gpu_s_while_work_waits == pytest.approx(2 * 45.0)
@@ -61,7 +61,7 @@ def test_a_job_waits_for_the_node_that_it_needs_and_not_for_ever() -> None:
 def test_no_policy_uses_a_node_that_is_down(policy: str) -> None:
     flaps = [NodeEvent(20.0 * at, (ONE, TWO)[at // 2 % 2], at % 2 == 1) for at in range(20)]
     jobs = [rigid(at, 9.0 * at, 1 + at % 2, 25.0) for at in range(8)] + [elastic(9, 0.0, made_up(), 4)]
-    observer = replay(jobs, policy, servers(*flaps), Pacing(0.0, 1.0))
+    observer = replay(jobs, policy, servers(*flaps), Ticks(0.0, 1.0))
     assert len(observer.finished) == 9
     assert observer.refused_holds == observer.policy_errors == 0
     assert observer.node_failures > 3
@@ -117,8 +117,8 @@ def test_servers_that_cannot_be_used_are_named(rows: list[str], told: str) -> No
         read_cluster("servers.csv", rows)
 
 
-def classes() -> Cluster:
-    return Cluster({ONE: 2, TWO: 2}, {ONE: "old", TWO: "new"})
+def classes() -> Fleet:
+    return Fleet({ONE: 2, TWO: 2}, {ONE: "old", TWO: "new"})
 
 
 def test_a_job_trains_as_measured_on_the_class_that_it_has_and_waits_for_the_slowest() -> None:
@@ -129,9 +129,9 @@ def test_a_job_trains_as_measured_on_the_class_that_it_has_and_waits_for_the_slo
     assert profile.on(["old", "new"]).step_time((1, 1), 32) == profile.on(["old"]).step_time((1, 1), 32)
     times = {}
     for node in (ONE, TWO):
-        cluster = Cluster({node: 2}, {node: classes().models[node]})
+        cluster = Fleet({node: 2}, {node: classes().models[node]})
         known = PerfectKnowledge(2, 2, cluster.usual_class)
-        observer = replay([elastic(1, 0.0, profile, 2)], "swarm", cluster, Pacing(1.0, 0.0), known)
+        observer = replay([elastic(1, 0.0, profile, 2)], "swarm", cluster, Ticks(1.0, 0.0), known)
         times[node] = ends(observer)["job1"]
         assert observer.summary()["avg_slowdown"] == pytest.approx(1.0, abs=0.02)
     assert times[ONE] == pytest.approx(2 * times[TWO], rel=0.01)
@@ -145,7 +145,7 @@ def test_a_job_trains_as_measured_on_the_class_that_it_has_and_waits_for_the_slo
     ],
 )
 def test_a_class_that_nobody_has_measured_is_named(models: dict[NodeId, str], told: str) -> None:
-    settings = Replay(PolicySetting("swarm"), Cluster({ONE: 2}, models))
+    settings = Replay(PolicySetting("swarm"), Fleet({ONE: 2}, models))
     with pytest.raises(ConfigError, match=re.escape(told)):
         prepared([], {"toy": made_up(speeds={"old": 1.0, "new": 2.0})}, settings)
 

@@ -12,9 +12,9 @@ import pytest
 
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import POLICIES
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.generate import FAMILIES, LENGTHS, Wanted
-from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.perfect import Ticks
 from swarmsched.replay.setup import MANNERS, Replay, prepared
 from swarmsched.replay.workload import TraceJob
 from swarmsched.view import PolicySetting
@@ -71,7 +71,7 @@ def completion_s(jobs: Sequence[TraceJob], kind: Kind) -> dict[str, float]:
 def test_rigid_baselines_reproduce_an_independent_simulator_of_drawn_jobs(policy: str, kind: Kind, seed: int) -> None:
     jobs = drawn(Wanted(seed, 60, 4.0, nodes=1, gpus_per_node=GPUS, rigid=1.0, sweeps=0.0, wishes=0.0, deadlines=0.0))
     parameters = {"reserves": 0.0} if policy == "backfill" else {}
-    settings = Replay(PolicySetting(policy, parameters), Cluster({NodeId("all"): GPUS}), pacing=Pacing(0.0, 0.0))
+    settings = Replay(PolicySetting(policy, parameters), Fleet({NodeId("all"): GPUS}), pacing=Ticks(0.0, 0.0))
     told = {job.label: (job.ended_s or 0.0) - job.submitted_s for job in prepared(jobs, {}, settings).run().finished}
     wanted = completion_s(jobs, kind)
     assert sum(wanted[job.job_id] > job.duration_s + 1.0 for job in jobs) > len(jobs) / 10, "few have to wait"
@@ -88,7 +88,7 @@ def summary(wanted: Wanted, policy: str, **settings: Any) -> dict[str, Any]:
 
 def test_the_default_policy_beats_the_others_where_everything_is_known() -> None:
     wanted = Wanted(2, 24, rigid=0.0, wishes=0.0, nodes=4)
-    rare = Pacing(tick_s=300.0)
+    rare = Ticks(tick_s=300.0)
     averages = {name: summary(wanted, name, pacing=rare)["avg_jct_s"] for name in ("swarm", "tiresias", "optimus")}
     assert averages["swarm"] < 0.8 * min(averages["tiresias"], averages["optimus"]), averages
 
@@ -99,5 +99,5 @@ def test_every_policy_ends_all_jobs_however_users_submit_them(policy: str, manne
     """Two classes of GPUs, interference, costs by model, failures, limits, deadlines: nothing makes a policy raise."""
     wanted = Wanted(4, 8, 2.0, nodes=4, gpus_per_node=2, classes=2, deadlines=0.5)
     costs = {f"{family.name}-{length}": family.restart_s for family in FAMILIES for length in LENGTHS}
-    told = summary(wanted, policy, manner=manner, pacing=Pacing(tick_s=300.0, interference=0.25), restart_costs=costs)
+    told = summary(wanted, policy, manner=manner, pacing=Ticks(tick_s=300.0, interference=0.25), restart_costs=costs)
     assert (told["finished"], told["policy_errors"], told["unfinished"]) == (8, 0, [])

@@ -6,15 +6,15 @@ from random import Random
 
 import pytest
 
-from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, Resizable, SpeedPoint
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import compute_plan
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NothingKnown
-from swarmsched.replay.perfect import Pacing, PerfectReplay
+from swarmsched.replay.perfect import PerfectReplay, Ticks
 from swarmsched.replay.physics import ProfiledPhysics
-from swarmsched.replay.profiles import EpochStatistics, Limits, Measured, Profile
+from swarmsched.replay.profiles import BatchLimits, EpochStatistics, Measured, Profile
 from swarmsched.view import PolicySetting
 
 GPUS, GPUS_OF_JOB = 40, 10
@@ -32,7 +32,7 @@ def profile(parameters_bytes: float, sample_s: float) -> Profile:
         times = [(batch, 0.01 + sample_s * batch) for batch in (1, 64)]
         measured += [Measured((gpus,), 1, gpus, batch, grad_s + sync_s, sync_s) for batch, grad_s in times]
     epochs = [EpochStatistics(2_400.0 / (0.01 + sample_s * 64) * 64 / BATCHES.first, 0.0, 1.0)]
-    limits = Limits(BATCHES.first, BATCHES.most, BATCHES.local_least, BATCHES.local_most, 1)
+    limits = BatchLimits(BATCHES.first, BATCHES.most, BATCHES.local_least, BATCHES.local_most, 1)
     return Profile("made-up", limits, measured, {BATCHES.first: epochs, BATCHES.most: epochs})
 
 
@@ -55,7 +55,7 @@ def arrivals(gap_s: float, seed: int, hours: float, *, batch: int, accumulates: 
     while (now_s := now_s + rng.expovariate(1.0 / gap_s)) < hours * 3_600.0:
         physics = ProfiledPhysics(profile(*rng.choice(CLASSES)), BATCHES)
         least = 1 if accumulates or not batch else ceil(batch / BATCHES.local_most)
-        elastic = Elastic(least, GPUS_OF_JOB, BATCHES)
+        elastic = Resizable(least, GPUS_OF_JOB, BATCHES)
         number = len(jobs)
         jobs.append(ReplayJob(JobId(f"{number:026d}"), f"job{number}", "", now_s, 1, physics, elastic, batch=batch))
     return jobs
@@ -63,9 +63,9 @@ def arrivals(gap_s: float, seed: int, hours: float, *, batch: int, accumulates: 
 
 def outcome(jobs: list[ReplayJob], hours: float, **parameters: float) -> tuple[int, float]:
     """Jobs that were done in the time in which others came, and the mean completion time of all."""
-    servers = Cluster({NodeId("all"): GPUS})
+    servers = Fleet({NodeId("all"): GPUS})
     plan = partial(compute_plan, PolicySetting("elastic-batch", parameters))
-    observer = PerfectReplay(jobs, servers, plan, Measurements(), Pacing(600.0, 30.0)).run()
+    observer = PerfectReplay(jobs, servers, plan, Measurements(), Ticks(600.0, 30.0)).run()
     assert len(observer.finished) == len(jobs)
     assert not observer.policy_errors
     times = [(job.ended_s or 0.0) - job.submitted_s for job in observer.finished]

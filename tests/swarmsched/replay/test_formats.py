@@ -10,7 +10,7 @@ import pytest
 from swarmsched.errors import ConfigError
 from swarmsched.replay.formats import FORMATS, TOLD, Imported, imported
 from swarmsched.replay.measurements import folder_profiles
-from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.perfect import Ticks
 from swarmsched.replay.profiles import Profile
 from swarmsched.replay.rates import read_rates
 from swarmsched.replay.setup import Replay, prepared
@@ -128,7 +128,7 @@ def test_pollux_gives_workloads_by_load_profiles_with_their_limits_and_published
     assert toy.step_time((1, 1, 1, 1), 8) == (2.5, 1.5)
     gain = 2.0 / (1.0 / 2.0 + 1.0)
     assert [job.duration_s for job in jobs] == [100.0, round(100 * 1.5 / gain, 1)]
-    run = prepared(jobs, {"toy": toy}, Replay(PolicySetting("fifo"), pacing=Pacing(0.0, 0.0))).run()
+    run = prepared(jobs, {"toy": toy}, Replay(PolicySetting("fifo"), pacing=Ticks(0.0, 0.0))).run()
     assert {job.label: round((job.ended_s or 0.0) - job.submitted_s, 1) for job in run.finished} == {
         job.job_id: job.duration_s for job in jobs
     }
@@ -255,7 +255,7 @@ def test_elasticflow_gives_deadlines_and_speeds_that_a_replay_goes_by() -> None:
     assert jobs_of(found, "older")[0].deadline_s == 800.0
     assert jobs_of(found, "raw")[0].gpus == 8
     speeds = read_rates("speeds.csv", StringIO(found.tables["profiles/elasticflow_throughput.csv"]))
-    run = prepared(jobs, speeds, Replay(PolicySetting("fifo"), pacing=Pacing(0.0, 0.0))).run()
+    run = prepared(jobs, speeds, Replay(PolicySetting("fifo"), pacing=Ticks(0.0, 0.0))).run()
     ends = {job.label: job.ended_s for job in run.finished}
     assert ends == {"u-0": pytest.approx(100.0), "u-1": pytest.approx(110.0)}
     assert found.notes == ["speeds of bert on A100 left out, empty or 0: 1"]

@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 
 from swarmsched.errors import ConfigError
-from swarmsched.replay.cluster import Cluster, read_cluster
+from swarmsched.replay.cluster import Fleet, read_cluster
 from swarmsched.replay.generate import FAMILIES, LENGTHS, Wanted, check, files, jobs, table
 from swarmsched.replay.generate import JOBS as DRAWN
 from swarmsched.replay.measurements import folder_profiles
-from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.perfect import Ticks
 from swarmsched.replay.profiles import Profile, even
 from swarmsched.replay.setup import Replay, prepared
 from swarmsched.replay.table import rows
@@ -20,7 +20,7 @@ from swarmsched.replay.workload import JOBS, TraceJob, trace_jobs
 from swarmsched.view import PolicySetting
 
 
-def read(wanted: Wanted) -> tuple[list[TraceJob], dict[str, Profile], Cluster]:
+def read(wanted: Wanted) -> tuple[list[TraceJob], dict[str, Profile], Fleet]:
     """The tables of a drawn workload, as a replay reads them."""
     tables = files(wanted)
     names = [name.removeprefix("profiles/") for name in tables if name.startswith("profiles/")]
@@ -34,9 +34,9 @@ def drawn(wanted: Wanted) -> list[TraceJob]:
     return trace_jobs(rows("jobs.csv", StringIO(table(DRAWN, jobs(wanted))), JOBS))
 
 
-def ends(trace: list[TraceJob], profiles: dict[str, Profile], cluster: Cluster, policy: str) -> dict[str, float]:
+def ends(trace: list[TraceJob], profiles: dict[str, Profile], cluster: Fleet, policy: str) -> dict[str, float]:
     """When each job that finished did, where changes are free."""
-    run = prepared(trace, profiles, Replay(PolicySetting(policy), cluster, pacing=Pacing(0.0, 0.0))).run()
+    run = prepared(trace, profiles, Replay(PolicySetting(policy), cluster, pacing=Ticks(0.0, 0.0))).run()
     return {job.label: job.ended_s or 0.0 for job in run.finished}
 
 

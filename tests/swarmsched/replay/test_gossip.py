@@ -8,13 +8,13 @@ from swarmsched.errors import ConfigError
 from swarmsched.estimate import Estimate, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.replay.churn import NodeEvent
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.gossip import PATIENCE_S, GossipReplay
 from swarmsched.replay.job import ReplayJob, Terms
 from swarmsched.replay.knowledge import Knowledge, PerfectKnowledge
 from swarmsched.replay.learning import LearnedKnowledge
-from swarmsched.replay.perfect import Pacing
-from swarmsched.replay.results import Observer
+from swarmsched.replay.perfect import Ticks
+from swarmsched.replay.results import RunLog
 from swarmsched.replay.setup import Replay, prepared
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
@@ -24,16 +24,16 @@ from tests.swarmsched.replay.testing import elastic, ends, made_up, replay, rigi
 def gossip(
     jobs: Sequence[ReplayJob],
     policy: str,
-    cluster: Cluster | None = None,
+    cluster: Fleet | None = None,
     cost_s: float = 0.0,
     knowledge: Knowledge | None = None,
     faults: NetworkFaults | None = None,
     **parameters: float,
-) -> Observer:
-    servers = cluster or Cluster({NodeId("one"): 2})
+) -> RunLog:
+    servers = cluster or Fleet({NodeId("one"): 2})
     known = knowledge or PerfectKnowledge(4, servers.total)
     setting = PolicySetting(policy, parameters)
-    return GossipReplay(jobs, servers, setting, known, Pacing(0.0, cost_s), 1, faults).run()
+    return GossipReplay(jobs, servers, setting, known, Ticks(0.0, cost_s), 1, faults).run()
 
 
 @pytest.mark.parametrize("policy", ["fifo", "backfill"])
@@ -53,7 +53,7 @@ def test_what_can_never_run_ends_the_replay_and_is_missing_among_the_finished() 
 def test_elastic_jobs_grow_and_change_their_batches_by_what_their_cards_tell() -> None:
     jobs = [elastic(number, 20.0 * number, made_up(), most=8) for number in range(4)]
     known = LearnedKnowledge(1, declares=True)
-    observer = gossip(jobs, "swarm", Cluster.even(2, 4), 0.5, known, pause_s=0.5)
+    observer = gossip(jobs, "swarm", Fleet.even(2, 4), 0.5, known, pause_s=0.5)
     summary = observer.summary()
     assert (summary["finished"], summary["policy_errors"], summary["restarts"]) == (4, 0, 0)
     assert summary["rescales"] > 0
@@ -65,13 +65,13 @@ def test_elastic_jobs_grow_and_change_their_batches_by_what_their_cards_tell() -
 def test_the_same_seed_gives_the_same_replay() -> None:
     def run() -> dict[str, float]:
         jobs = [elastic(number, 7.0 * number, made_up(), most=8) for number in range(3)]
-        return ends(gossip(jobs, "swarm", Cluster.even(2, 4), 5.0, LearnedKnowledge(1, declares=True)))
+        return ends(gossip(jobs, "swarm", Fleet.even(2, 4), 5.0, LearnedKnowledge(1, declares=True)))
 
     assert run() == run()
 
 
 def test_where_nobody_is_watched_nobody_may_fail() -> None:
-    cluster = Cluster.even(3, 2)
+    cluster = Fleet.even(3, 2)
     cluster.events = [NodeEvent(40.0, NodeId("n002"), False)]
     with pytest.raises(ConfigError, match="nobody would see"):
         prepared([], {}, Replay(PolicySetting("fifo"), cluster, view="gossip", membership="ideal"))
@@ -79,7 +79,7 @@ def test_where_nobody_is_watched_nobody_may_fail() -> None:
 
 def test_nothing_is_lost_with_messages_and_machines() -> None:
     """A machine goes down with what it trains, and comes back; every twentieth message is lost."""
-    cluster = Cluster.even(3, 2)
+    cluster = Fleet.even(3, 2)
     down = [NodeEvent(at_s, NodeId("n002"), is_up) for at_s, is_up in ((40.0, False), (120.0, True))]
     cluster.events = down
     jobs = [rigid(number, float(number), 2, 60.0) for number in range(4)]
@@ -91,7 +91,7 @@ def test_nothing_is_lost_with_messages_and_machines() -> None:
 
 
 def test_a_job_that_comes_while_all_servers_are_down_is_submitted_once_one_is_there() -> None:
-    cluster = Cluster.even(2, 2)
+    cluster = Fleet.even(2, 2)
     nodes = [NodeId("n001"), NodeId("n002")]
     cluster.events = [NodeEvent(at_s, node, at_s > 10.0) for at_s in (10.0, 60.0) for node in nodes]
     late = rigid(1, 20.0, 1, 10.0)
@@ -103,7 +103,7 @@ def test_a_job_that_comes_while_all_servers_are_down_is_submitted_once_one_is_th
 
 def test_a_job_is_submitted_anew_where_those_who_were_to_keep_it_went_down_at_that_moment() -> None:
     """Two servers keep a job together: without one of them nobody can accept it."""
-    cluster = Cluster.even(2, 2)
+    cluster = Fleet.even(2, 2)
     cluster.events = [NodeEvent(20.0, NodeId("n001"), False)]
     found = ends(gossip([rigid(number, 20.0, 1, 10.0) for number in range(8)], "fifo", cluster))
     assert len(found) == 8
@@ -123,8 +123,8 @@ def test_what_a_job_has_measured_itself_comes_before_its_kind_and_its_kind_befor
 
 
 def test_a_replay_that_spins_is_given_up_and_says_at_what() -> None:
-    knowledge, pacing = PerfectKnowledge(4, 2), Pacing(0.0, 0.0)
-    servers, setting = Cluster({NodeId("one"): 2}), PolicySetting("fifo", {})
+    knowledge, pacing = PerfectKnowledge(4, 2), Ticks(0.0, 0.0)
+    servers, setting = Fleet({NodeId("one"): 2}), PolicySetting("fifo", {})
     spinning = GossipReplay([rigid(1, 0.0, 1, 60.0)], servers, setting, knowledge, pacing)
     loop = spinning._loop
     loop._callbacks_most = 5_000

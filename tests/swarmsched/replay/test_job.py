@@ -4,10 +4,10 @@ import pytest
 
 from swarmsched.api import JobState
 from swarmsched.ids import NodeId
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.job import Terms, interfere
 from swarmsched.replay.learning import LearnedKnowledge
-from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.perfect import Ticks
 from swarmsched.replay.physics import ProfiledPhysics
 from swarmsched.resources import Share
 from tests.swarmsched.replay.testing import BATCHES, elastic, made_up, replay, rigid
@@ -66,7 +66,7 @@ def test_changes_are_counted_by_what_they_cost() -> None:
 def test_a_job_ends_where_what_is_left_of_it_takes_less_than_the_clock_can_show() -> None:
     """A late moment is known to a nanosecond alone: without a tick the replay came back to it for ever."""
     jobs = [rigid(number, 5e6 + 0.013 * number, 1, 0.01 + 0.0071 * number) for number in range(40)]
-    observer = replay(jobs, "fifo", pacing=Pacing(0.0, 0.0, plans_most=1_000))
+    observer = replay(jobs, "fifo", pacing=Ticks(0.0, 0.0, plans_most=1_000))
     assert len(observer.finished) == 40
     assert sum(observer.times_s) >= sum(job.physics.total for job in jobs) - 1e-6
 
@@ -135,7 +135,7 @@ def test_above_its_first_batch_one_gpu_takes_two_micro_steps_where_that_is_the_r
 
 
 def test_alone_on_an_equal_share_a_job_that_needs_more_has_a_part_of_the_time() -> None:
-    cluster = Cluster.even(2, 4)
+    cluster = Fleet.even(2, 4)
     wide = rigid(1, 0.0, 4, 100.0)
     assert [wide.share_s(cluster, gpus) for gpus in (8.0, 4.0, 1.0)] == pytest.approx([100.0, 100.0, 400.0])
     free = elastic(2, 0.0, made_up(), most=4)
@@ -147,7 +147,7 @@ def test_alone_on_an_equal_share_a_job_that_needs_more_has_a_part_of_the_time() 
 
 def test_an_equal_share_of_two_classes_is_a_part_of_each() -> None:
     models = {NodeId("n001"): "old", NodeId("n002"): "new"}
-    cluster, profile = Cluster(dict.fromkeys(models, 4), models), made_up(speeds={"old": 1.0, "new": 3.0})
-    old, new = (Cluster({node: 4}, {node: model}) for node, model in models.items())
+    cluster, profile = Fleet(dict.fromkeys(models, 4), models), made_up(speeds={"old": 1.0, "new": 3.0})
+    old, new = (Fleet({node: 4}, {node: model}) for node, model in models.items())
     job = elastic(1, 0.0, profile, most=1)
     assert 2.0 / job.share_s(cluster, 1.0) == pytest.approx(1.0 / job.share_s(old, 1.0) + 1.0 / job.share_s(new, 1.0))

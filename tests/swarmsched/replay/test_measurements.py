@@ -3,7 +3,7 @@
 import pytest
 
 from swarmsched.errors import ConfigError
-from swarmsched.replay.measurements import Source, folder_profiles, profiles
+from swarmsched.replay.measurements import TableSource, folder_profiles, profiles
 from swarmsched.replay.profiles import EpochStatistics, Profile
 from tests.swarmsched.replay.testing import made_up
 
@@ -27,7 +27,7 @@ TABLES = {
 def read(table: str = "", *lines: str) -> dict[str, Profile]:
     """With these lines in place of one table."""
     texts = {**TABLES, table: list(lines)}
-    return profiles(*[Source(f"{name}.csv", texts[name]) for name in TABLES])
+    return profiles(*[TableSource(f"{name}.csv", texts[name]) for name in TABLES])
 
 
 def test_profiles_are_put_together_from_their_three_tables() -> None:

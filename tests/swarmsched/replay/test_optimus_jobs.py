@@ -14,17 +14,17 @@ from statistics import median
 import numpy as np
 import pytest
 
-from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, Resizable, SpeedPoint
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.optimus import _placed, _Sized
 from swarmsched.policies.registry import compute_plan
 from swarmsched.policies.resizing import opened
 from swarmsched.policies.room import Room, may_resize
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NothingKnown
-from swarmsched.replay.perfect import Pacing, PerfectReplay, Planner
-from swarmsched.replay.physics import Pace
+from swarmsched.replay.perfect import PerfectReplay, Planner, Ticks
+from swarmsched.replay.physics import TruePace
 from swarmsched.replay.profiles import Shape
 from swarmsched.view import ClusterView, Plan, PolicySetting
 from tests.swarmsched.models.test_parameter_server import SYNCHRONOUS
@@ -66,15 +66,15 @@ class Servers:
         transfer_s = shared_s + (worker_s + server_s) * pairs
         return sample_s * batch / pairs + fixed_s + transfer_s * self.remote(shape)
 
-    def pace(self, shape: Shape, batch: int, progress: float) -> Pace:
+    def pace(self, shape: Shape, batch: int, progress: float) -> TruePace:
         """The batch is fixed."""
-        return Pace(1.0 / self.step_s(shape), self.total)
+        return TruePace(1.0 / self.step_s(shape), self.total)
 
     def on(self, gpus: object) -> "Servers":
         """All are alike."""
         return self
 
-    def alone_s(self, cluster: Cluster) -> float:
+    def alone_s(self, cluster: Fleet) -> float:
         """Nobody asks here."""
         return 0.0
 
@@ -110,7 +110,7 @@ def jobs(seed: int, remote: Remote) -> list[ReplayJob]:
     for number, model in enumerate([*SYNCHRONOUS, rng.choice([*SYNCHRONOUS])]):
         batch, arrival_s = SYNCHRONOUS[model][0], rng.uniform(0.0, 12_000.0)
         steps = rng.uniform(2_000.0, 8_000.0) / Servers(model, 1.0, apart).step_s((1, 1, 1, 1))
-        elastic = Elastic(1, MOST, BatchRange(batch, batch, 1, batch))
+        elastic = Resizable(1, MOST, BatchRange(batch, batch, 1, batch))
         physics = Servers(model, steps, remote)
         found.append(ReplayJob(JobId(f"{number:026d}"), model, "", arrival_s, 4, physics, elastic, batch=batch))
     return found
@@ -120,7 +120,7 @@ def times(plan: Planner, seed: int, remote: Remote) -> tuple[float, float]:
     """Mean completion time, and the time from the first arrival to the last end, in seconds."""
     work = jobs(seed, remote)
     began_s = min(job.submitted_s for job in work)
-    observer = PerfectReplay(work, Cluster(PAIRS), plan, Measurements(), Pacing(TICK_S, PAUSE_S)).run()
+    observer = PerfectReplay(work, Fleet(PAIRS), plan, Measurements(), Ticks(TICK_S, PAUSE_S)).run()
     assert len(observer.finished) == len(work)
     assert not observer.policy_errors, observer.first_policy_error
     ends = [job.ended_s or 0.0 for job in observer.finished]

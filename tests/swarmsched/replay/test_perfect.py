@@ -14,12 +14,12 @@ from swarmsched.ids import NodeId
 from swarmsched.models.kinds import informed
 from swarmsched.policies.base import PolicyKind
 from swarmsched.policies.registry import POLICIES, compute_plan
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
 from swarmsched.replay.learning import LearnedKnowledge
-from swarmsched.replay.perfect import EPOCH_UTC_S, Pacing, PerfectReplay
-from swarmsched.replay.physics import Pace, ProfiledPhysics, RigidPhysics
+from swarmsched.replay.perfect import EPOCH_UTC_S, PerfectReplay, Ticks
+from swarmsched.replay.physics import ProfiledPhysics, RigidPhysics, TruePace
 from swarmsched.replay.setup import Replay, prepared
 from swarmsched.replay.table import rows, select
 from swarmsched.replay.workload import TraceJob, trace_jobs
@@ -37,7 +37,7 @@ def test_fifo_blocks_behind_the_head_and_ends_at_the_exact_moments() -> None:
 
 def test_with_a_tick_nothing_is_decided_between_its_multiples() -> None:
     jobs = [rigid(1, 1.0, 2, 5.0), rigid(2, 2.0, 2, 5.0)]
-    assert ends(replay(jobs, "fifo", pacing=Pacing(60.0, 10.0))) == {"job1": 75.0, "job2": 135.0}
+    assert ends(replay(jobs, "fifo", pacing=Ticks(60.0, 10.0))) == {"job1": 75.0, "job2": 135.0}
 
 
 def test_what_can_never_run_ends_the_replay_and_is_missing_among_the_finished() -> None:
@@ -46,9 +46,9 @@ def test_what_can_never_run_ends_the_replay_and_is_missing_among_the_finished() 
 
 
 def test_the_default_policy_gives_an_elastic_job_all_that_pays_and_shares_with_the_next() -> None:
-    profile, cluster = made_up(), Cluster.even(2, 4)
-    alone = replay([elastic(1, 0.0, profile)], "swarm", cluster, Pacing(60.0, 30.0))
-    shared = replay([elastic(1, 0.0, profile), elastic(2, 0.0, profile)], "swarm", cluster, Pacing(60.0, 30.0))
+    profile, cluster = made_up(), Fleet.even(2, 4)
+    alone = replay([elastic(1, 0.0, profile)], "swarm", cluster, Ticks(60.0, 30.0))
+    shared = replay([elastic(1, 0.0, profile), elastic(2, 0.0, profile)], "swarm", cluster, Ticks(60.0, 30.0))
     assert alone.refused_holds == shared.refused_holds == 0
     assert alone.summary()["finished"] == 1
     assert len(shared.finished) == 2
@@ -57,7 +57,7 @@ def test_the_default_policy_gives_an_elastic_job_all_that_pays_and_shares_with_t
 
 def test_a_wide_job_of_known_length_is_served_though_small_ones_come_without_end() -> None:
     jobs = [*(rigid(number, 25.6 * number, 1, 100.0) for number in range(1, 300)), rigid(300, 30.0, 4, 50.0)]
-    observer = replay(jobs, "swarm", Cluster.even(1, 4))
+    observer = replay(jobs, "swarm", Fleet.even(1, 4))
     assert ends(observer)["job300"] < 30.0 + PATIENCE * (50.0 + 30.0) + 200.0
 
 
@@ -69,14 +69,14 @@ def test_a_job_that_waits_has_waited_since_its_submission() -> None:
         return compute_plan(PolicySetting("fifo"), view, now_s)
 
     jobs = [rigid(1, 0.0, 2, 900.0), rigid(2, 500.0, 1, 10.0)]
-    PerfectReplay(jobs, Cluster.even(1, 2), plan, PerfectKnowledge(2, 2), Pacing(100.0, 0.0)).run()
+    PerfectReplay(jobs, Fleet.even(1, 2), plan, PerfectKnowledge(2, 2), Ticks(100.0, 0.0)).run()
     assert waited == {at_s: at_s - 500.0 for at_s in (500.0, 600.0, 700.0, 800.0, 900.0)}
 
 
 def test_no_plan_books_a_gpu_twice_or_starves_anybody() -> None:
     profile = made_up()
     jobs = [elastic(number, 7.0 * number, profile) for number in range(40)]
-    observer = replay(jobs, "swarm", Cluster.even(2, 4), Pacing(60.0, 30.0))
+    observer = replay(jobs, "swarm", Fleet.even(2, 4), Ticks(60.0, 30.0))
     assert len(observer.finished) == 40
     assert observer.refused_holds == 0
     assert 0.0 < observer.busy_gpu_s <= 8 * observer.elapsed_s
@@ -84,7 +84,7 @@ def test_no_plan_books_a_gpu_twice_or_starves_anybody() -> None:
 
 def test_without_a_tick_a_job_that_nobody_disturbs_gets_a_larger_batch_once_it_has_reported_its_noise() -> None:
     known = LearnedKnowledge(0, declares=True)
-    (alone,) = replay([elastic(1, 0.0, made_up())], "swarm", Cluster.even(1, 4), Pacing(0.0, 1.0), known).finished
+    (alone,) = replay([elastic(1, 0.0, made_up())], "swarm", Fleet.even(1, 4), Ticks(0.0, 1.0), known).finished
     assert alone.batch > BATCHES.first
 
 
@@ -96,8 +96,8 @@ def test_of_a_job_that_nobody_declared_the_length_is_known_by_those_of_its_kind_
         return compute_plan(PolicySetting("swarm"), view, now_s)
 
     jobs = [elastic(number, 500.0 * number, made_up()) for number in range(2)]
-    cluster, known = Cluster.even(1, 4), LearnedKnowledge(0, declares=False)
-    PerfectReplay(jobs, cluster, seen, known, Pacing(20.0, 1.0)).run()
+    cluster, known = Fleet.even(1, 4), LearnedKnowledge(0, declares=False)
+    PerfectReplay(jobs, cluster, seen, known, Ticks(20.0, 1.0)).run()
 
     def left(number: int) -> list[float]:
         cards = [job.card for view in views for job in view.jobs if job.job_id == jobs[number].job_id]
@@ -113,7 +113,7 @@ def test_of_a_job_that_nobody_declared_the_length_is_known_by_those_of_its_kind_
 
 def test_without_a_tick_an_idle_cluster_is_not_asked_until_the_next_arrival() -> None:
     jobs = [elastic(1, 0.0, made_up()), elastic(2, 1e5, made_up())]
-    observer = replay(jobs, "swarm", Cluster.even(1, 4), Pacing(0.0, 1.0))
+    observer = replay(jobs, "swarm", Fleet.even(1, 4), Ticks(0.0, 1.0))
     assert ends(observer)["job2"] == pytest.approx(1e5 + ends(observer)["job1"], abs=1e-3)
     assert len(observer.plan_s) < 50
 
@@ -198,7 +198,7 @@ def test_a_policy_that_fails_is_counted_and_backfill_plans_meanwhile(
     name = policy.__name__
     monkeypatch.setitem(POLICIES, name, PolicyKind(name, "fails", (), f"{__name__}:{name}"))
     jobs = [TraceJob("a", 0.0, 2, 2.0), TraceJob("b", 0.5, 2, 6.0), TraceJob("c", 1.0, 1, 8.0)]
-    settings = Replay(PolicySetting(name), Cluster.even(1, 2), pacing=Pacing(0.0, 0.0), view=view)
+    settings = Replay(PolicySetting(name), Fleet.even(1, 2), pacing=Ticks(0.0, 0.0), view=view)
     observer = prepared(jobs, {}, settings).run()
     assert [*ends(observer)] == ["a", "b", "c"]
     if view == "perfect":
@@ -211,11 +211,11 @@ def test_a_policy_that_fails_is_counted_and_backfill_plans_meanwhile(
 def test_slowdown_is_over_the_best_possible_time_alone() -> None:
     jobs = [rigid(1, 0.0, 2, 2.0), rigid(2, 0.0, 2, 6.0)]
     assert replay(jobs, "fifo").summary()["avg_slowdown"] == pytest.approx((1.0 + 8.0 / 6.0) / 2, abs=1e-3)
-    cluster = Cluster.even(2, 4)
-    alone = replay([elastic(1, 0.0, made_up())], "swarm", cluster, Pacing(1.0, 0.0)).summary()
+    cluster = Fleet.even(2, 4)
+    alone = replay([elastic(1, 0.0, made_up())], "swarm", cluster, Ticks(1.0, 0.0)).summary()
     crowded = [elastic(number, 0.0, made_up()) for number in range(4)]
     assert 1.0 <= alone["avg_slowdown"] < 1.1
-    assert replay(crowded, "swarm", cluster, Pacing(1.0, 0.0)).summary()["avg_slowdown"] > 1.9
+    assert replay(crowded, "swarm", cluster, Ticks(1.0, 0.0)).summary()["avg_slowdown"] > 1.9
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_fifo_reproduces_what_an_independent_simulator_finds(trace: str, chosen:
     work: list[ReplayJob] = [
         rigid(number, job.submitted_s, job.gpus, job.duration_s) for number, job in enumerate(jobs)
     ]
-    summary = replay(work, "fifo", Cluster({NodeId("all"): gpus}), knowledge=PerfectKnowledge(gpus, gpus)).summary()
+    summary = replay(work, "fifo", Fleet({NodeId("all"): gpus}), knowledge=PerfectKnowledge(gpus, gpus)).summary()
     assert summary["avg_jct_s"] == pytest.approx(float(wanted["avg_jct_s"]), abs=0.1)
     assert summary["makespan_s"] == pytest.approx(float(wanted["makespan_s"]), abs=0.1)
 
@@ -253,11 +253,11 @@ def test_jobs_that_have_not_ended_are_named_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("pacing", "reason"),
     [
-        (Pacing(1.0, 0.0, limit_s=10.0), "had not ended after 10 s, when the replay gave up"),
-        (Pacing(1.0, 0.0, plans_most=5), "had not ended after 5 plans, at 4 s, when the replay gave up"),
+        (Ticks(1.0, 0.0, limit_s=10.0), "had not ended after 10 s, when the replay gave up"),
+        (Ticks(1.0, 0.0, plans_most=5), "had not ended after 5 plans, at 4 s, when the replay gave up"),
     ],
 )
-def test_a_replay_that_gives_up_says_why(pacing: Pacing, reason: str) -> None:
+def test_a_replay_that_gives_up_says_why(pacing: Ticks, reason: str) -> None:
     observer = replay([rigid(1, 0.0, 1, 50.0), rigid(2, 0.0, 1, 2.0)], "fifo", pacing=pacing)
     assert (len(observer.finished), observer.unfinished()) == (1, [{"job_id": "job1", "reason": reason}])
 
@@ -272,7 +272,7 @@ class Hesitates(Raises):
 def test_with_a_tick_a_policy_is_asked_again_that_has_started_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "hesitates", PolicyKind("hesitates", "", (), f"{__name__}:Hesitates"))
     jobs = [rigid(1, 0.0, 1, 50.0), rigid(2, 0.0, 3, 1.0)]
-    observer = replay(jobs, "hesitates", pacing=Pacing(20.0, 0.0))
+    observer = replay(jobs, "hesitates", pacing=Ticks(20.0, 0.0))
     assert ends(observer) == {"job1": 110.0}
     assert len(observer.plan_s) < 10, "the other needs more GPUs than there are: nobody is asked for it"
 
@@ -280,22 +280,22 @@ def test_with_a_tick_a_policy_is_asked_again_that_has_started_nothing(monkeypatc
 def test_gpus_count_as_unused_from_the_first_submission_on() -> None:
     """With a tick it waits for one, and holds its GPU until the next."""
     for tick_s, ratio in ((0.0, 80.0 / 160.0), (70.0, 140.0 / 360.0)):
-        summary = replay([rigid(1, 100.0, 1, 80.0)], "fifo", pacing=Pacing(tick_s, 0.0)).summary()
+        summary = replay([rigid(1, 100.0, 1, 80.0)], "fifo", pacing=Ticks(tick_s, 0.0)).summary()
         assert summary["gpu_utilisation_ratio"] == round(ratio, 4)
 
 
 class Stands(RigidPhysics):
     """Takes GPUs and does nothing with them, where more than one is there."""
 
-    def pace(self, shape: tuple[int, ...], batch: int, progress: float) -> Pace:
-        return Pace(0.0, self.total)
+    def pace(self, shape: tuple[int, ...], batch: int, progress: float) -> TruePace:
+        return TruePace(0.0, self.total)
 
 
 @pytest.mark.parametrize("tick_s", [0.0, 1.0])
 def test_a_job_that_makes_no_progress_does_not_run_for_ever(tick_s: float) -> None:
     standing = rigid(1, 0.0, 1, 50.0)
     standing.physics = Stands(1, 50.0)
-    observer = replay([standing, rigid(2, 0.0, 1, 500.0)], "fifo", pacing=Pacing(tick_s, 0.0))
+    observer = replay([standing, rigid(2, 0.0, 1, 500.0)], "fifo", pacing=Ticks(tick_s, 0.0))
     assert [*ends(observer)] == ["job2"]
     assert observer.unfinished() == [{"job_id": "job1", "reason": "makes no progress on the 1 GPUs that it has"}]
     assert len(observer.plan_s) < 700
@@ -319,7 +319,7 @@ def test_what_rows_say_of_jobs_counts_and_is_told_in_the_results(view: str) -> N
         TraceJob("limited", 300.0, 2, 40.0, time_limit_s=20.0),
     ]
     observer = prepared(
-        rows, {}, Replay(PolicySetting("fifo"), Cluster.even(1, 2), pacing=Pacing(0.0, 0.0), view=view)
+        rows, {}, Replay(PolicySetting("fifo"), Fleet.even(1, 2), pacing=Ticks(0.0, 0.0), view=view)
     ).run()
     assert [*ends(observer)] == ["first", "high", "low", "limited"]
     assert ends(observer)["limited"] == pytest.approx(320.0, abs=3.0)
@@ -335,7 +335,7 @@ def test_cards_tell_deadlines_limits_and_what_a_start_has_cost() -> None:
         return compute_plan(PolicySetting("backfill"), view, now_s)
 
     rows = [TraceJob(each, 0.0, 2, 40.0, model=each, time_limit_s=500.0, deadline_s=900.0) for each in ("a", "b")]
-    settings = Replay(PolicySetting("backfill"), Cluster.even(1, 2), pacing=Pacing(5.0, 30.0), restart_costs={"a": 7.0})
+    settings = Replay(PolicySetting("backfill"), Fleet.even(1, 2), pacing=Ticks(5.0, 30.0), restart_costs={"a": 7.0})
     run = prepared(rows, {}, settings_telling := replaced(settings, tells_costs=True))
     assert settings_telling.terms.tells_pause
     assert isinstance(run, PerfectReplay)
@@ -347,7 +347,7 @@ def test_cards_tell_deadlines_limits_and_what_a_start_has_cost() -> None:
 
 
 def test_the_sizes_of_a_row_bound_what_policies_choose_and_are_refused_where_nothing_is_known_of_them() -> None:
-    settings = Replay(PolicySetting("swarm"), Cluster.even(2, 4), knowledge="declared")
+    settings = Replay(PolicySetting("swarm"), Fleet.even(2, 4), knowledge="declared")
     row = TraceJob("a", 0.0, 4, model="toy", gpus_least=2, gpus_most=3)
     run = prepared([row], {"toy": made_up()}, settings)
     assert isinstance(run, PerfectReplay)
@@ -367,8 +367,8 @@ def test_the_sizes_of_a_row_bound_what_policies_choose_and_are_refused_where_not
 def test_a_cluster_of_classes_that_were_not_measured_is_replayed_by_their_speeds() -> None:
     fast, slow = NodeId("fast"), NodeId("slow")
     rows = [TraceJob(name, 0.0, 1, model="toy", gpus_most=1) for name in ("a", "b")]
-    cluster = Cluster({fast: 1, slow: 1}, {fast: "new", slow: "old"})
-    settings = Replay(PolicySetting("swarm"), cluster, "declared", Pacing(5.0, 0.0))
+    cluster = Fleet({fast: 1, slow: 1}, {fast: "new", slow: "old"})
+    settings = Replay(PolicySetting("swarm"), cluster, "declared", Ticks(5.0, 0.0))
     speeds = {"": {"new": 4.0, "old": 1.0}, "toy": {"new": 2.0}}
     observer = prepared(rows, {"toy": made_up()}, replaced(settings, gpu_speeds=speeds)).run()
     first, second = sorted(ends(observer).values())
@@ -382,8 +382,8 @@ def test_a_replayed_job_keeps_to_what_fits_into_the_memory_of_its_gpus() -> None
     row = TraceJob("a", 0.0, 1, model="toy", gpus_most=1, batch=32)
 
     def end_s(gpu: str, **limits: int) -> float:
-        cluster = Cluster({NodeId("n"): 1}, {NodeId("n"): gpu})
-        settings = Replay(PolicySetting("optimus"), cluster, "declared", Pacing(0.0, 0.0))
+        cluster = Fleet({NodeId("n"): 1}, {NodeId("n"): gpu})
+        settings = Replay(PolicySetting("optimus"), cluster, "declared", Ticks(0.0, 0.0))
         settings = replaced(settings, gpu_speeds={"": {"new": 1.0, "old": 1.0}}, gpu_batches={"toy": limits})
         return ends(prepared([row], {"toy": made_up()}, settings).run())["a"]
 
@@ -392,7 +392,7 @@ def test_a_replayed_job_keeps_to_what_fits_into_the_memory_of_its_gpus() -> None
     assert end_s("old", new=16, old=8) == pytest.approx(144.0)
     assert end_s("old", new=16) == pytest.approx(84.0), "another class's limit"
     physics = ProfiledPhysics(made_up(), BatchRange(32, 32, 8, 64, (GpuBatch("old", 8),)), ranks_most=1)
-    alone = [physics.alone_s(Cluster({NodeId("n"): 1}, {NodeId("n"): gpu})) for gpu in ("new", "old")]
+    alone = [physics.alone_s(Fleet({NodeId("n"): 1}, {NodeId("n"): gpu})) for gpu in ("new", "old")]
     assert alone == pytest.approx([84.0, 144.0])
     with pytest.raises(ConfigError, match="4 of 'new' is less than the 8 of min_local_bsz of model 'toy'"):
         end_s("new", new=4)
@@ -400,5 +400,5 @@ def test_a_replayed_job_keeps_to_what_fits_into_the_memory_of_its_gpus() -> None
 
 def test_sizes_that_nobody_has_measured_are_replayed_and_counted() -> None:
     row = TraceJob("a", 0.0, 20, model="toy", batch=256)
-    summary = prepared([row], {"toy": made_up()}, Replay(PolicySetting("fifo"), Cluster.even(1, 20))).run().summary()
+    summary = prepared([row], {"toy": made_up()}, Replay(PolicySetting("fifo"), Fleet.even(1, 20))).run().summary()
     assert (summary["finished"], summary["guessed_shapes"]) == (1, 1)

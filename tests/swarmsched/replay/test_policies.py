@@ -12,11 +12,11 @@ from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import compute_plan
-from swarmsched.replay.cluster import GPU, Cluster
+from swarmsched.replay.cluster import GPU, Fleet
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NothingKnown, PerfectKnowledge
-from swarmsched.replay.measurements import SUFFIXES, Source, profiles
-from swarmsched.replay.perfect import HISTORY, Pacing, PerfectReplay, Planner
+from swarmsched.replay.measurements import SUFFIXES, TableSource, profiles
+from swarmsched.replay.perfect import HISTORY, PerfectReplay, Planner, Ticks
 from swarmsched.replay.setup import Replay, prepared
 from swarmsched.replay.table import rows, select
 from swarmsched.replay.workload import TraceJob, trace_jobs
@@ -41,14 +41,14 @@ def test_three_jobs_on_two_gpus_end_as_in_the_paper(policy: str, expected: dict[
 
 
 def test_three_jobs_under_attained_service_with_a_quantum_of_a_second_end_as_in_the_paper() -> None:
-    observer = replay(three_jobs(), "tiresias", pacing=Pacing(1.0, 0.0), quantum_gpu_s=1.0)
+    observer = replay(three_jobs(), "tiresias", pacing=Ticks(1.0, 0.0), quantum_gpu_s=1.0)
     assert ends(observer) == {"job1": 5.0, "job2": 14.0, "job3": 16.0}
 
 
 def test_three_jobs_by_the_gittins_index_of_their_services_end_as_with_known_ones() -> None:
     policy = remembering("gittins", [4.0, 8.0, 12.0], prior_jobs=0.0)
-    cluster = Cluster({NodeId("n001"): 2})
-    observer = PerfectReplay(three_jobs(), cluster, policy, NothingKnown(), Pacing(0.0, 0.0)).run()
+    cluster = Fleet({NodeId("n001"): 2})
+    observer = PerfectReplay(three_jobs(), cluster, policy, NothingKnown(), Ticks(0.0, 0.0)).run()
     assert not observer.policy_errors
     assert ends(observer) == {"job1": 2.0, "job2": 10.0, "job3": 16.0}
 
@@ -114,7 +114,7 @@ def test_rigid_baselines_reproduce_an_independent_simulator(
     wanted = reference("rigid_summary", trace=f"pollux_jobs:1.0:{workload}", policy=theirs)
     trace = recorded("pollux_jobs", {"load": "1.0", "workload": workload})
     jobs = [rigid(number, job.submitted_s, job.gpus, job.duration_s) for number, job in enumerate(trace)]
-    observer = replay(jobs, policy, Cluster({NodeId("all"): 64}), knowledge=PerfectKnowledge(64, 64), **parameters)
+    observer = replay(jobs, policy, Fleet({NodeId("all"): 64}), knowledge=PerfectKnowledge(64, 64), **parameters)
     wanted_s = float(wanted["avg_jct_s"])
     expected = pytest.approx(wanted_s, rel=within) if within else pytest.approx(wanted_s, abs=0.1)
     assert observer.summary()["avg_jct_s"] == expected
@@ -142,17 +142,17 @@ def test_the_gittins_index_of_the_published_sample_reproduces_an_independent_sim
     jobs = [
         rigid(number, job.submitted_s, job.gpus, job.duration_s) for number, job in enumerate(recorded(name, chosen))
     ]
-    cluster = Cluster({NodeId("all"): nodes * per_node})
-    summary = PerfectReplay(jobs, cluster, policy, NothingKnown(), Pacing(0.0, 0.0)).run().summary()
+    cluster = Fleet({NodeId("all"): nodes * per_node})
+    summary = PerfectReplay(jobs, cluster, policy, NothingKnown(), Ticks(0.0, 0.0)).run().summary()
     assert summary["avg_jct_s"] == pytest.approx(float(wanted["avg_jct_s"]), rel=0.05)
     assert summary["median_jct_s"] == pytest.approx(float(wanted["p50_jct_s"]), rel=0.05)
 
 
 def pollux_replay(policy: str, workload: str, knowledge: str = "perfect", **parameters: float) -> dict[str, Any]:
     folder = traces() / "profiles"
-    tables = [Source(suffix, (folder / f"pollux_{suffix}").read_text().splitlines()) for suffix in SUFFIXES]
+    tables = [TableSource(suffix, (folder / f"pollux_{suffix}").read_text().splitlines()) for suffix in SUFFIXES]
     settings = Replay(
-        PolicySetting(policy, parameters), knowledge=knowledge, pacing=Pacing(60.0, 30.0), gpus_most={"ncf": 1}
+        PolicySetting(policy, parameters), knowledge=knowledge, pacing=Ticks(60.0, 30.0), gpus_most={"ncf": 1}
     )
     trace = recorded("pollux_jobs", {"load": "1.0", "workload": workload})
     return prepared(trace, profiles(*tables), settings).run().summary()
@@ -181,7 +181,7 @@ def test_the_default_policy_beats_the_published_one_where_everything_is_known() 
 
 def test_no_policy_learns_anything_from_the_name_of_a_model() -> None:
     models = [made_up("slow", sync_s=0.05), made_up("fast", sync_s=0.001)]
-    settings = Replay(PolicySetting("swarm"), Cluster({NodeId("n1"): 4, NodeId("n2"): 4}), knowledge="learned", seed=3)
+    settings = Replay(PolicySetting("swarm"), Fleet({NodeId("n1"): 4, NodeId("n2"): 4}), knowledge="learned", seed=3)
     jobs = [TraceJob(f"j{each}", 9.0 * each, 1, model=models[each % 3 == 0].name, batch=32) for each in range(12)]
 
     def told(names: dict[str, str]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import pytest
 
 from swarmsched.errors import ConfigError
-from swarmsched.replay.cluster import Cluster, read_cluster
-from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.cluster import Fleet, read_cluster
+from swarmsched.replay.perfect import Ticks
 from swarmsched.replay.rates import Rates, rated, read_rates
 from swarmsched.replay.setup import Replay, prepared
 from swarmsched.replay.table import rows
@@ -58,7 +58,7 @@ def test_what_cannot_be_used_is_named_by_file_row_and_column(lines: list[str], t
 @pytest.mark.parametrize("policy", ["swarm", "fifo"])
 def test_a_job_that_does_not_fit_its_gpus_reports_no_step(policy: str) -> None:
     table = read_rates("speeds.csv", [GLOBAL[0], "a,64,1,0", "a,64,2,0", "a,64,4,3"])
-    settings = Replay(PolicySetting(policy), Cluster.even(1, 4), "learned")
+    settings = Replay(PolicySetting(policy), Fleet.even(1, 4), "learned")
     jobs = [TraceJob(name, 0.0, 1, model="a", batch=64, steps=50.0) for name in "78"]
     observer = prepared(jobs, table, settings).run()
     assert observer.unfinished()[0]["reason"].startswith("makes no progress on the ")
@@ -70,8 +70,8 @@ def test_a_batch_that_was_not_measured_is_named_with_those_that_were() -> None:
     assert refused.value.remedy == "one of 64"
 
 
-def run(job: TraceJob, lines: list[str], policy: str, knows: str = "perfect", cluster: Cluster | None = None) -> float:
-    settings = Replay(PolicySetting(policy), cluster or Cluster.even(1, 4), knows, Pacing(5.0, 0.0))
+def run(job: TraceJob, lines: list[str], policy: str, knows: str = "perfect", cluster: Fleet | None = None) -> float:
+    settings = Replay(PolicySetting(policy), cluster or Fleet.even(1, 4), knows, Ticks(5.0, 0.0))
     (end_s,) = ends(prepared([job], read_rates("speeds.csv", lines), settings).run()).values()
     return end_s
 

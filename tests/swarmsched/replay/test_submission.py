@@ -8,8 +8,8 @@ from swarmsched.card import LIVE_PAUSE_S, JobCard
 from swarmsched.errors import ConfigError
 from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.policies.registry import compute_plan
-from swarmsched.replay.cluster import Cluster
-from swarmsched.replay.perfect import Pacing, PerfectReplay
+from swarmsched.replay.cluster import Fleet
+from swarmsched.replay.perfect import PerfectReplay, Ticks
 from swarmsched.replay.setup import MANNERS, Replay, prepared
 from swarmsched.replay.workload import TraceJob
 from swarmsched.resources import Share
@@ -22,7 +22,7 @@ PAUSE_S = 30.0
 
 def settings(manner: str, policy: str = "swarm", **more: str | bool) -> Replay:
     given = {"knowledge": MANNERS[manner].knows if manner else "perfect", **more}
-    return Replay(PolicySetting(policy), Cluster.even(2, 4), pacing=Pacing(0.0, PAUSE_S), manner=manner, **given)  # type: ignore[arg-type]
+    return Replay(PolicySetting(policy), Fleet.even(2, 4), pacing=Ticks(0.0, PAUSE_S), manner=manner, **given)  # type: ignore[arg-type]
 
 
 def jobs(count: int = 3, gpus: int = 4) -> list[TraceJob]:
@@ -146,4 +146,4 @@ def test_a_kind_is_told_by_name_by_program_or_not_at_all(kind_by, told):
 )
 def test_words_that_say_nothing_are_named(more, message):
     with pytest.raises(ConfigError, match=message):
-        prepared(jobs(), PROFILES, Replay(PolicySetting("swarm"), Cluster.even(1, 4), **more))
+        prepared(jobs(), PROFILES, Replay(PolicySetting("swarm"), Fleet.even(1, 4), **more))

@@ -8,14 +8,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, Resizable, SpeedPoint
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import compute_plan, kind_of
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NothingKnown
-from swarmsched.replay.perfect import Pacing, PerfectReplay
-from swarmsched.replay.physics import Pace
+from swarmsched.replay.perfect import PerfectReplay, Ticks
+from swarmsched.replay.physics import TruePace
 from swarmsched.replay.profiles import Shape
 from swarmsched.view import PolicySetting
 
@@ -36,15 +36,15 @@ class Sublinear:
 
     total: float
 
-    def pace(self, shape: Shape, batch: int, progress: float) -> Pace:
+    def pace(self, shape: Shape, batch: int, progress: float) -> TruePace:
         """By the number of GPUs alone."""
-        return Pace(speed_up(sum(shape)), self.total)
+        return TruePace(speed_up(sum(shape)), self.total)
 
     def on(self, classes: object) -> "Sublinear":
         """All classes are alike."""
         return self
 
-    def alone_s(self, cluster: Cluster) -> float:
+    def alone_s(self, cluster: Fleet) -> float:
         """On one GPU."""
         return self.total
 
@@ -70,7 +70,7 @@ def jobs(count: int, load: float, seed: int, is_resizable: bool) -> list[ReplayJ
     for number in range(count):
         sizes, seconds = rng.choices(list(BINS), weights=list(BINS.values()))[0]
         gpus, run_s = rng.choice(sizes), rng.uniform(*seconds)
-        elastic = Elastic(max(1, gpus // 2), 2 * gpus, BATCHES) if is_resizable else None
+        elastic = Resizable(max(1, gpus // 2), 2 * gpus, BATCHES) if is_resizable else None
         physics = Sublinear(run_s * speed_up(gpus))
         found.append(ReplayJob(JobId(f"{number:026d}"), f"job{number}", "", now_s, gpus, physics, elastic))
         now_s += rng.expovariate(1.0 / gap_s)
@@ -80,9 +80,9 @@ def jobs(count: int, load: float, seed: int, is_resizable: bool) -> list[ReplayJ
 def times(policy: str, parameters: Mapping[str, float], count: int, load: float, seed: int) -> tuple[float, float]:
     """Mean and median completion time in seconds; each change costs 15 s, and where GPUs are makes no difference."""
     setting = PolicySetting(policy, parameters)
-    work, cluster = jobs(count, load, seed, kind_of(setting).resizes), Cluster({NodeId("all"): GPUS})
+    work, cluster = jobs(count, load, seed, kind_of(setting).resizes), Fleet({NodeId("all"): GPUS})
     plan = partial(compute_plan, setting)
-    observer = PerfectReplay(work, cluster, plan, Measurements(), Pacing(0.0, 15.0)).run()
+    observer = PerfectReplay(work, cluster, plan, Measurements(), Ticks(0.0, 15.0)).run()
     assert len(observer.finished) == count
     assert not observer.policy_errors, observer.first_policy_error
     taken = [(job.ended_s or 0.0) - job.submitted_s for job in observer.finished]

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from swarmsched.estimate import BatchRange, Elastic
+from swarmsched.estimate import BatchRange, Resizable
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import plan_anyway
-from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge, PerfectKnowledge
-from swarmsched.replay.perfect import Pacing, PerfectReplay
+from swarmsched.replay.perfect import PerfectReplay, Ticks
 from swarmsched.replay.physics import ProfiledPhysics, RigidPhysics
-from swarmsched.replay.profiles import EpochStatistics, Limits, Measured, Profile
-from swarmsched.replay.results import Observer
+from swarmsched.replay.profiles import BatchLimits, EpochStatistics, Measured, Profile
+from swarmsched.replay.results import RunLog
 from swarmsched.view import PolicySetting
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
@@ -51,7 +51,7 @@ def made_up(name: str = "toy", sync_s: float = 0.01, speeds: Mapping[str, float]
         for gpu, speed in speeds.items()
     ]
     epochs = [EpochStatistics(1_000.0, 1.0, 1.0), EpochStatistics(2_000.0, 1.0, 9.0)]
-    return Profile(name, Limits(32, 256, 8, 64, 2), measured, {32: epochs, 256: epochs})
+    return Profile(name, BatchLimits(32, 256, 8, 64, 2), measured, {32: epochs, 256: epochs})
 
 
 def rigid(number: int, submitted_s: float, gpus: int, duration_s: float) -> ReplayJob:
@@ -62,30 +62,30 @@ def rigid(number: int, submitted_s: float, gpus: int, duration_s: float) -> Repl
 def elastic(number: int, submitted_s: float, profile: Profile, most: int = 16) -> ReplayJob:
     """A job that trains by a profile."""
     physics = ProfiledPhysics(profile, BATCHES)
-    return ReplayJob(_id(number), f"job{number}", "k", submitted_s, 1, physics, Elastic(1, most, BATCHES))
+    return ReplayJob(_id(number), f"job{number}", "k", submitted_s, 1, physics, Resizable(1, most, BATCHES))
 
 
 def replay(
     jobs: Sequence[ReplayJob],
     policy: str,
-    cluster: Cluster | None = None,
-    pacing: Pacing | None = None,
+    cluster: Fleet | None = None,
+    pacing: Ticks | None = None,
     knowledge: Knowledge | None = None,
     **parameters: float,
-) -> Observer:
+) -> RunLog:
     """To the end; rigid jobs by default on one server of two GPUs, without pauses."""
-    servers = cluster or Cluster({NodeId("n001"): 2})
+    servers = cluster or Fleet({NodeId("n001"): 2})
     known = knowledge or PerfectKnowledge(4, servers.total)
     return PerfectReplay(
         jobs,
         servers,
         partial(plan_anyway, PolicySetting(policy, parameters)),
         known,
-        pacing or Pacing(0, 0),
+        pacing or Ticks(0, 0),
     ).run()
 
 
-def ends(observer: Observer) -> dict[str, float]:
+def ends(observer: RunLog) -> dict[str, float]:
     """When each finished job ended, by label."""
     return {job.label: round(job.ended_s or 0.0, 3) for job in observer.finished}
 

@@ -3,7 +3,7 @@
 from swarmsched.api import EndReason, JobSpec
 from swarmsched.ids import NodeId
 from swarmsched.resources import Demand
-from swarmsched.simulator.clients import Clients, Submission
+from swarmsched.simulator.clients import UserJob, Users
 from swarmsched.simulator.workload import Work
 from tests.swarmsched.simulator.testing import Watched
 
@@ -11,8 +11,8 @@ from tests.swarmsched.simulator.testing import Watched
 def test_a_user_asks_again_for_a_cancel_that_was_lost_with_most_holders():
     """The one that is left slept through it, so what an operator goes on with is the job as it was before."""
     watched = Watched(3, 1, seed=1)
-    swarm, clients = watched.swarm, Clients(watched.swarm)
-    clients.submit(0, Submission(JobSpec(("sleep", "600"), ranks=1, demand=Demand(gpus=1)), NodeId("n000")))
+    swarm, clients = watched.swarm, Users(watched.swarm)
+    clients.submit(0, UserJob(JobSpec(("sleep", "600"), ranks=1, demand=Demand(gpus=1)), NodeId("n000")))
     assert swarm.run_until(lambda: clients.submissions[0].is_accepted, 10.0)
     ticket = clients.submissions[0].ticket
     deciding, left = [swarm.hosts[each.node] for each in ticket.holders[:2]], swarm.hosts[ticket.holders[2].node]

@@ -1,6 +1,6 @@
 from swarmsched.simulator.fault import Fault
 from swarmsched.simulator.shrink import Shrinker, items_of
-from swarmsched.simulator.story import Failure, StoryPlan, StoryResult
+from swarmsched.simulator.story import StoryFailure, StoryPlan, StoryResult
 from swarmsched.simulator.workload import Work
 
 FAULTS = tuple(Fault(float(n), "crash", {"node": f"n{n:03}", "duration_s": 1.0}) for n in range(20))
@@ -19,7 +19,7 @@ class Machine:
         self.run_count += 1
         items = items_of(plan)
         invariant = "5" if all(item in items for item in self.needed) else self.else_fails_as
-        failure = Failure(invariant, 17.2, "broken") if invariant else None
+        failure = StoryFailure(invariant, 17.2, "broken") if invariant else None
         return StoryResult(plan, events=100, virtual_s=17.2, digest=0, failure=failure)
 
 

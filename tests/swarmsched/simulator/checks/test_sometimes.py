@@ -3,7 +3,7 @@
 import pytest
 
 from swarmsched.api import JobState
-from swarmsched.authority.message import ContactAnswered, Standing, TaskNews
+from swarmsched.authority.message import ContactAnswered, TaskNews, TaskStanding
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CommitCheckpoint, JobAccepted, Refused, SubmitJob
 from swarmsched.effects import Announce, ReplyToClient, SendPeer, StopTask
@@ -89,7 +89,7 @@ def test_tasks_that_freeze_and_go_on(history):
 
 
 def test_a_task_that_is_stopped_because_a_holder_says_that_it_is_over(history):
-    news = ContactAnswered(1, (TaskNews(JOB, 1, Standing.OVER),))
+    news = ContactAnswered(1, (TaskNews(JOB, 1, TaskStanding.OVER),))
     history.step("b", PeerMessageReceived(NodeId("a"), news), StopTask(JOB, 2, 5.0))
     assert seen(history) == {}
     history.step("b", PeerMessageReceived(NodeId("a"), news), StopTask(JOB, 1, 5.0))
