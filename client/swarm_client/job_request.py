@@ -95,7 +95,7 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
         spec["ranks_most"] = _shape(values | {"gpus": int(most)})[0]
     spec |= _batches(values)
     for row in FIELDS:
-        is_file_here = row.kind in ("path", "digest")
+        is_file_here = row.kind in ("path", "digest")  # who ships it says where it is there
         if row.option and row.by in values and row.key not in spec and not is_file_here:
             spec[row.key] = _names(values[row.by]) if row.kind == "nodes" else values[row.by]
     if values.get("venv"):

@@ -147,9 +147,10 @@ def test_home_directories_and_the_root_are_refused(home):
         assert "--no-sync" in caught.value.remedy
 
 
-def test_from_a_home_directory_a_job_starts_in_an_empty_folder(home, swarm, agent, monkeypatch):
+@pytest.mark.parametrize("words", [[], ["-w", "."]])
+def test_from_a_home_directory_a_job_starts_in_an_empty_folder(home, swarm, agent, monkeypatch, words):
     monkeypatch.chdir(home)
-    code, _, err = swarm("run", "-d", "--", "nvidia-smi")
+    code, _, err = swarm("run", "-d", *words, "--", "nvidia-smi")
     assert code == 0
     assert "is never shipped: the job starts in an empty folder" in err
     (spec,) = [body["spec"] for body in agent.wait_for("POST", "/v1/jobs")]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm_client import job_key
 from swarmsched.api import JobSpec
 from swarmsched.specification import FIELDS
 from tests.docs import reference
@@ -15,10 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS = """
     SpecField("niceness", "whole", "--niceness", "N", "how much it gives way", low=-20, high=19, since="9.9.9"),
     SpecField("is_spot", "flag", "--spot", "", "its nodes may go away", since="9.9.9"),
+    SpecField("near", "nodes", "--near", "NAMES", "best beside these nodes", high=4, since="9.9.9"),
 """
 LINES = """
     niceness: I32 = 0
     is_spot: bool = False
+    near: Annotated[tuple[NodeName, ...], Meta(max_length=4)] = ()
 """
 DOORS = r"""
 import importlib.util, json, sys
@@ -56,7 +59,7 @@ def refused(**fields):
         return [(each.pointer, each.problem, each.remedy) for each in rejected.problems]
 
 with open(f"{folder}/job.toml", "w") as file:
-    file.write("niceness = 3\nspot = true\n")
+    file.write("niceness = 3\nspot = true\nnear = ['n1,n2', 'n3']\n")
 spec = JobSpec.from_json({"command": ["true"], "niceness": 5, "is_spot": True})
 print(json.dumps({
     "read": told(decode_value(JobSpec, encode_value(JobSpec, spec))),
@@ -98,12 +101,18 @@ def test_a_row_makes_the_option_of_a_field_and_its_completion(doors):
     assert "how much it gives way" in doors["help"]
     assert " --niceness " in doors["completion"]
     assert "|submit:--niceness|" in doors["completion"], "it takes a value"
+    assert any("*:--near|" in line and "swarm nodes" in line for line in doors["completion"].splitlines())
     assert doors["blamed"] == "--spot"
+
+
+def test_a_client_lets_agents_say_which_queues_there_are():
+    assert job_key.BY_NAME["queue"].choices == ()
 
 
 @pytest.mark.parametrize(("source", "niceness"), [("job file", 3), ("variables", -1)])
 def test_a_row_makes_the_key_of_a_field_in_job_files_and_variables(doors, source, niceness):
     assert (doors[source]["niceness"], doors[source]["is_spot"]) == (niceness, True)
+    assert doors["job file"]["near"] == ["n1", "n2", "n3"]
 
 
 def test_a_row_makes_the_line_of_a_field_in_its_reference(doors):
