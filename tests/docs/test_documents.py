@@ -19,7 +19,7 @@ def test_picture_of_the_life_cycle_is_that_of_the_table():
 
 @pytest.mark.parametrize("module", [commits, membership, pack, reports, tasksocket])
 def test_every_code_with_which_the_task_socket_refuses_is_documented(module):
-    codes = set(re.findall(r'Refusal\(\s*"(\w+)"', Path(module.__file__).read_text()))
+    codes = set(re.findall(r'Declined\(\s*"(\w+)"', Path(module.__file__).read_text()))
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs/checkpoints.md").read_text()))
     assert codes
     assert codes <= documented, codes - documented
