@@ -2,10 +2,12 @@
 
 Each change costs a job its pause, and plans rest on young measurements: what is undone soon after was wrong once.  A
 job that has just changed keeps its size for `JUST_S`, whoever waits: only one of higher priority, or one that has
-waited for too long, takes a place from it.  A job that stays gives up GPUs to one that waits, and is not changed for a
-gain, its own or another's: after a change until a tenth of its time since its first start has passed (`SETTLED`), and
-while another one would make its changes cost more than `PAUSE_BUDGET` of that time.  A job that reports nothing stays
-for ten pauses from its start as well (`SILENT_PAUSES`), and while anybody waits: nobody has measured that it gains.
+waited for too long, takes a place from it; and where a change costs it no more than `CHEAP_S`, one that has come since
+and would have no place otherwise, since nobody could know of it.  A job that stays gives up GPUs to one that waits, and
+is not changed for a gain, its own or another's: after a change until a tenth of its time since its first start has
+passed (`SETTLED`), and while another one would make its changes cost more than `PAUSE_BUDGET` of that time.  A job that
+reports nothing stays for ten pauses from its start as well (`SILENT_PAUSES`), and while anybody waits: nobody has
+measured that it gains.
 
 The failure of a node or of a worker is no such change, and its pause does not count.
 """
@@ -13,6 +15,7 @@ The failure of a node or of a worker is no such change, and its pause does not c
 from swarmsched.view import JobView
 
 JUST_S = 60.0
+CHEAP_S = 0.5
 PAUSE_BUDGET = 0.05
 AHEAD = 4.0
 """So many pauses may be had before they were earned: with none no short job would ever change, with two, in replays,
@@ -24,6 +27,11 @@ SILENT_PAUSES = 10.0
 def has_just_changed(job: JobView, now_s: float) -> bool:
     """True for `JUST_S` after a change while it ran; its start is none."""
     return bool(job.card.kept_s) and job.kept_s(now_s) <= JUST_S
+
+
+def yields_to(job: JobView, newcomer: JobView, pause_s: float, now_s: float) -> bool:
+    """True of a job that has just changed, which costs it `pause_s`, where the other has come to wait since."""
+    return pause_s <= CHEAP_S and newcomer.queued_s(now_s) < job.kept_s(now_s)
 
 
 def stays(job: JobView, pause_s: float, now_s: float, utc_s: float, *, is_silent: bool) -> bool:

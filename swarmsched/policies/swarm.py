@@ -183,21 +183,28 @@ class Swarm:
         memory = encode(self._interference)
         return reviewed(Plan(decisions, memory, review_s=turns.review_s), self._book)
 
-    def _dealt(self, view: ClusterView, turns: Turns, now_s: float, *, moves: bool = True) -> list[Decision]:
+    def _dealt(
+        self, view: ClusterView, turns: Turns, now_s: float, *, moves: bool = True, newcomers: Sequence[JobView] = ()
+    ) -> list[Decision]:
         """All GPUs that may be decided on by gain, those of higher priority first.
 
-        Whoever keeps its size keeps its hosts, unless one of higher priority, one that has waited for too long or one
-        of which nothing is known has no other place; one at a look, and none without `moves`.
+        Where that leaves `newcomers` without a place, those that have just changed make them one, if that costs them
+        little (`calm.yields_to`).  Whoever keeps its size keeps its hosts, unless one of higher priority, one that has
+        waited for too long or one of which nothing is known has no other place; one at a look, and none without
+        `moves`.
         """
         jobs, kept, room, free = opened(view, turns.may_change)
         there = [] if room.is_of_one_class(ANY_GPU) or any(_must_mix(job, room) for job in jobs) else pools(room)
         classes = [[pool.gpu for pool in there] or [gpu_of(job, room)] for job in jobs]
         candidates = self._candidates(jobs, classes, free, view, turns, now_s)
+        _calm(candidates, newcomers, turns, now_s, view.utc_s)
         deal_sizes = partial(_deal_sizes, candidates, free, view.utc_s)
         if len(there) > 1 and candidates:
             assign(candidates, there, room)
             deal_sizes = partial(deal_each, candidates, there, partial(_deal_sizes, utc_s=view.utc_s))
         decisions = [*kept, *deal_and_place(candidates, deal_sizes, room, view)]
+        if not newcomers and (late := _left_out(candidates, decisions, turns, now_s)):
+            return self._dealt(view, turns, now_s, moves=moves, newcomers=late)
         for each in _placeless(candidates, decisions)[:PLACES_TRIED] if moves else ():
             due = {"is_overdue": each.turn.is_overdue, "shrinks": not is_known(each.job)}
             made, others = place_made(view, each.job, turns.may_change, now_s, **due)
@@ -226,7 +233,6 @@ class Swarm:
         for row, each in enumerate(found):
             each.value = value[row, : len(each.rate)]
             each.least = max(each.least, first[row])
-        _calm(found, turns, now_s, view.utc_s)
         return found
 
     def _known(
@@ -322,7 +328,23 @@ class Swarm:
         return value
 
 
-def _calm(candidates: Sequence[Contender], turns: Turns, now_s: float, utc_s: float) -> None:
+def _left_out(
+    candidates: Sequence[Contender], decisions: Sequence[Decision], turns: Turns, now_s: float
+) -> list[JobView]:
+    """Who has come since others changed, and has no place although these could make it one at little cost."""
+    without = {each.job_id for each in decisions if each.change is Change.WAIT and not each.target.shares}
+    late = [each.job for each in candidates if each.job.job_id in without]
+    just = [
+        each.job
+        for each in candidates
+        if late and calm.has_just_changed(each.job, now_s) and each.held > never_given_up(each.job)
+    ]
+    return [job for job in late if any(calm.yields_to(each, job, turns.pause_s(each), now_s) for each in just)]
+
+
+def _calm(
+    candidates: Sequence[Contender], newcomers: Sequence[JobView], turns: Turns, now_s: float, utc_s: float
+) -> None:
     """Running jobs that are left as they are for now."""
     waiting = [inverse_priority(each.job) for each in candidates if not each.held]
     for each in candidates:
@@ -331,7 +353,8 @@ def _calm(candidates: Sequence[Contender], turns: Turns, now_s: float, utc_s: fl
             continue
         is_wanted = bool(waiting) and (min(waiting) < inverse_priority(job))
         if calm.has_just_changed(job, now_s) and not is_wanted:
-            each.stay(is_firm=True)
+            pause_s = turns.pause_s(job)
+            each.stay(is_firm=not any(calm.yields_to(job, newcomer, pause_s, now_s) for newcomer in newcomers))
         elif calm.stays(job, turns.pause_s(job), now_s, utc_s, is_silent=is_silent) or (is_silent and waiting):
             each.stay(is_firm=not waiting)
 

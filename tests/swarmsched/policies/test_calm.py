@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarmsched.api import JobState
-from swarmsched.policies.calm import AHEAD, JUST_S, PAUSE_BUDGET, SILENT_PAUSES
+from swarmsched.policies.calm import AHEAD, CHEAP_S, JUST_S, PAUSE_BUDGET, SILENT_PAUSES
 from swarmsched.policies.registry import compute_plan, plan_anyway
 from swarmsched.replay.cluster import Fleet
 from swarmsched.replay.knowledge import PerfectKnowledge
@@ -51,6 +51,25 @@ def test_a_job_that_has_just_changed_gives_nothing_up_but_to_a_higher_priority(
 ) -> None:
     plan = plan_of(lived(1, Share(A, 4), kept_s=kept_s, pause_s=1.0), asks(8), asks(priority=priority))
     assert plan[job_id(1)].change in ((change,) if change else KEEPS)
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "queued_s", "gives"), [(CHEAP_S, 10, True), (2 * CHEAP_S, 10, False), (CHEAP_S, 20, False)]
+)
+def test_a_job_to_which_a_change_costs_nothing_makes_room_for_one_that_has_come_since(
+    pause_s: float, queued_s: int, gives: bool
+) -> None:
+    late = [asks(number, queued_s=queued_s) for number in (8, 9)]
+    plan = plan_of(lived(1, Share(A, 4), kept_s=20, pause_s=pause_s), *late)
+    assert (plan[job_id(1)].change is Change.SHRINK) is gives
+    assert any(plan[each.job_id].target.ranks for each in late) is gives
+
+
+def test_whoever_has_just_changed_is_left_alone_where_a_newcomer_finds_another_place() -> None:
+    view = (lived(1, Share(A, 3), kept_s=20, pause_s=0.01), asks(queued_s=5))
+    plan = plan_of(*view, free=1)
+    assert plan[job_id(1)].change in KEEPS
+    assert plan[job_id(9)].change is Change.START
 
 
 def test_whoever_waits_for_a_job_that_has_just_changed_is_planned_again_once_it_may() -> None:
