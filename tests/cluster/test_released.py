@@ -87,8 +87,8 @@ def test_an_upgrade_from_the_released_version_and_back_leaves_jobs_untouched(rel
             told = {(each["state"], each["attempt"], each["restarts"]) for each in documents}
             assert told == {("running", 1, 0)}, documents
         assert workers.items() <= elastic.workers.items(), f"{elastic.now}\n{elastic.output[-3_000:]}"
-        step = elastic.now["progress"]["step"]
-        wait_until_sync(lambda: elastic.now["progress"]["step"] > step, what="the elastic job trains on")
+        step = elastic.now["progress"]["step"] or 0  # an agent knows none before its workers' next report
+        wait_until_sync(lambda: (elastic.now["progress"]["step"] or 0) > step, what="the elastic job trains on")
 
     def replace(agent, packages):
         agent.stop()
