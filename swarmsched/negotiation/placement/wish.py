@@ -70,9 +70,9 @@ class Carrier:
         obstacle, problem = self._obstacle(wish, job, view, room, clock.now_s)
         if obstacle is not Obstacle.NONE:
             return Outcome((), obstacle, problem)
-        if view.shares and target.shares == view.shares:
+        if view.shares and not _is_other(wish, view):
             return Outcome(job.rebatch(target.global_batch, wish.why, clock))
-        room.take(_more(view.shares, target.shares), view.demand)
+        room.take(_more(wish, job, view), view.demand)
         ranking = self._policy.ranking(view, clock.now_s)
         if not view.shares:
             return Outcome(job.place(target.shares, ranking, clock, target.global_batch))
@@ -80,7 +80,7 @@ class Carrier:
 
     def _obstacle(self, wish: Wish, job: JobShepherd, view: JobView, room: Room, now_s: float) -> tuple[Obstacle, str]:
         target, is_placed = wish.target, bool(view.shares)
-        is_other = target.shares != view.shares
+        is_other = _is_other(wish, view)
         busy = cannot_change(job) if is_placed and is_other else None
         if busy is not None or not (is_placed or job.is_waiting) or job.is_writing:
             return Obstacle.TIME, busy.problem if busy is not None else f"it is {view.state.value}"
@@ -92,7 +92,7 @@ class Carrier:
         if is_placed and not is_other and target.global_batch == job.decided.global_batch:
             return Obstacle.JOB, "it has just that"
         fits = permitted(room.fits(view.demand), view.card.nodes, view.excluded)
-        taken = [each.node for each in _more(view.shares, target.shares) if fits.get(each.node, 0) < each.ranks]
+        taken = [each.node for each in _more(wish, job, view) if fits.get(each.node, 0) < each.ranks]
         return (Obstacle.PLACE, f"the place on {', '.join(taken[:3])} is taken") if taken else (Obstacle.NONE, "")
 
 
@@ -127,7 +127,13 @@ def _cannot_have(target: Allocation, job: JobView) -> str:
     return ""
 
 
-def _more(now: Sequence[Share], then: Sequence[Share]) -> list[Share]:
+def _is_other(wish: Wish, job: JobView) -> bool:
+    """Another place than it has: also where a part leaves and another one comes on the same host."""
+    return bool(wish.leave) or wish.target.shares != job.shares
+
+
+def _more(wish: Wish, job: JobShepherd, view: JobView) -> list[Share]:
     """What comes to it: what it gives up is there for others only once it has left."""
-    missing = ranks_by_node(then) - ranks_by_node(now)
+    staying = [share for share in job.decided.members if share.part not in wish.leave] if wish.leave else view.shares
+    missing = ranks_by_node(wish.target.shares) - ranks_by_node(staying)
     return [Share(node, ranks) for node, ranks in missing.items()]

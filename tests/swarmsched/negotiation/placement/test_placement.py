@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
+from swarmsched.ids import Place
 from swarmsched.ledger.message import Refusal
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
 from swarmsched.negotiation.placement.placement import (
@@ -183,14 +184,31 @@ def told_slow(scene, job, version, parts, slow):
     scene.placement.look_soon(scene.now_s)
 
 
-def test_whoever_comes_for_a_slow_worker_is_not_replaced_for_ten_minutes():
-    scene = Scene([node(A, 0, 2), node(B, 4)])
+def trains_on_a(*nodes):
+    """Three workers of an elastic job on one node."""
+    scene = Scene(nodes)
     spec = JobSpec(("true",), ranks=3, demand=Demand(gpus=1), elastic=True)
     shares = tuple(Share(A, 1, part=part) for part in (1, 2, 3))
     running = {"state": JobState.RUNNING, "attempt": 1, "shares": shares, "started_utc_s": UTC + 1}
     record = replace(record_of("a", 3, UTC), spec=spec, world=World(1, (1, 2, 3), has_trained=True), last_part=3)
     job = scene.placement.shepherds.add(replace(record, **running))
     job.take_up((), scene.clock)
+    return scene, job
+
+
+def test_a_worker_on_a_gpu_that_failed_goes_to_another_one_of_the_same_node():
+    """The job has as many workers on each node as before, and yet one of them has to leave."""
+    scene, job = trains_on_a(node(A, 1, 4))
+    told_slow(scene, job, 1, {1: A, 2: A, 3: A}, slow=0)
+    ailing = job.gang.tasks[Place(A, 3)]
+    job.put(replace(ailing, is_ailing=True, revision=2))
+    scene.placement.look_soon(scene.now_s)
+    scene.look()
+    assert [(hold.part, job.regrouping.leave) for hold in scene.holds] == [(4, {3: None})]
+
+
+def test_whoever_comes_for_a_slow_worker_is_not_replaced_for_ten_minutes():
+    scene, job = trains_on_a(node(A, 0, 2), node(B, 4))
     told_slow(scene, job, 1, {1: A, 2: A, 3: A}, slow=3)
     scene.look()
     assert [hold.part for hold in scene.holds] == [4]
