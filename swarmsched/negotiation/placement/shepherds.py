@@ -104,7 +104,8 @@ class Shepherds:
     def stir(self, job_id: JobId) -> None:
         """Something has happened to a job: its deadline, its place in the queue and what others know of it may be old;
         nothing for one that is not ours."""
-        self._stirred[job_id] = self._moved[job_id] = self.touched[job_id] = None
+        if job_id in self.jobs:
+            self._stirred[job_id] = self._moved[job_id] = self.touched[job_id] = None
 
     @property
     def next_deadline_s(self) -> float:

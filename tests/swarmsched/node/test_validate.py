@@ -141,7 +141,7 @@ def answers_a_client_twice(node):
 
 
 def has_untold_news(node):
-    node._placement.shepherds.stir(NOBODY)
+    node._placement.shepherds.touched[NOBODY] = None
 
 
 def sleeps_too_long(node):

@@ -75,5 +75,7 @@ def test_a_look_is_wanted_once_something_can_be_done_that_could_not_and_not_beca
     shepherds.jobs[job_id("b")].end_attempt()
     shepherds.stir(job_id("b"))
     assert shepherds.take_news()[1] is True, "it waits again"
+    shepherds.stir(job_id("f"))
+    assert shepherds.take_news() == ([], False), "it is not ours"
     scene.placement.let_go(job_id("c"))
     assert shepherds.take_news() == ([], True), "others behind it may have their turn"
