@@ -162,13 +162,11 @@ class LogWriter:
 
     def _needed_from(self) -> float:
         """The position behind which nothing may be dropped now."""
-        path = f"{self.directory}/{READER_NAME}"
-        position, _, until_s = read_twice(path).partition(b"@")
+        position, _, until_s = read_twice(f"{self.directory}/{READER_NAME}").partition(b"@")
         try:
             return int(position, 16) if float(until_s) > now() else INFINITE
-        except ValueError:  # no reader has come, or this is none of our files
-            is_early = now() < self._begun_s + FIRST_READER_S and not os.access(path, os.F_OK)
-            return 0 if is_early else INFINITE
+        except ValueError:  # no reader has come, its file is still empty, or this is none of our files
+            return 0 if now() < self._begun_s + FIRST_READER_S else INFINITE
 
     def _append(self, kind: bytes, data: bytes, utc_s: float) -> None:
         limit = self.head_bytes if self._is_head else self.segment_bytes

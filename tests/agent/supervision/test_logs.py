@@ -254,12 +254,19 @@ def test_a_writer_waits_a_moment_for_the_first_reader_and_for_no_agent_that_has_
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"5@", b"zz@9e99 zz@9e99", b"1@nan 1@nan", b"1@inf 2@inf"])
-def test_a_damaged_word_about_readers_holds_nobody(store: LogStore, content: bytes) -> None:
+def test_a_damaged_word_about_readers_holds_a_writer_no_longer_than_none(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """An empty one is what a writer sees between an agent's opening of the file and its first words."""
+    clock = [1_000.0]
+    monkeypatch.setattr(shim, "now", lambda: clock[0])
     log = writer(store)
     log.write(STDOUT, b"begin\n", 1.0)
     (Path(log.directory) / shim.READER_NAME).write_bytes(content)
     for _ in range(100):
         log.write(STDOUT, bytes(1_000), 1.0)
+    assert log.make_room() is (b"nan" in content), "that is a word, and no time to wait until"
+    clock[0] += shim.FIRST_READER_S
     assert log.make_room()
 
 

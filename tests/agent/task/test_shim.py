@@ -287,8 +287,9 @@ async def test_signals_of_a_terminal_reach_all_of_a_rank_and_others_the_rank_alo
     """A launcher passes on itself what is meant for its workers: twice would be once too often."""
     code = f"""
 import os, signal, time
-me = "parent" if os.fork() else "child"
-signal.signal({int(number)}, lambda *_: (os.write(1, (me + " got\\n").encode()), os._exit(0)))
+child = os.fork()  # 0 in itself; who is left when its parent ends is ended, so that waits
+me = "parent" if child else "child"
+signal.signal({int(number)}, lambda *_: (os.write(1, (me + " got\\n").encode()), child and os.wait(), os._exit(0)))
 os.write(1, (me + " up\\n").encode())
 time.sleep(5.0 if me == "parent" or {reaches_all} else 0.5)
 os.write(1, (me + " ends\\n").encode())
