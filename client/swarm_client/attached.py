@@ -6,9 +6,10 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
-from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
+from swarm_client.conversation import ONCE_TO_SHEPHERD, TO_SHEPHERD
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure
 from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state, record_data
 from swarm_client.job_id import job_path
@@ -211,9 +212,7 @@ class Attachment:
         try:
             path = job_path(self._reference, "/signal")
             body = {"signal": int(signal.SIGINT)}
-            self._session.agents.call(
-                "cannot forward Ctrl-C", "POST", path, body=body, repeatable=False, needs_shepherd=True
-            )
+            self._session.agents.call("cannot forward Ctrl-C", "POST", path, body=body, terms=ONCE_TO_SHEPHERD)
         except Failure as failure:
             self._session.tell(f"{failure.problem}; Ctrl-C again within 2 s cancels the job")
             return
@@ -222,7 +221,7 @@ class Attachment:
     def _cancel(self) -> None:
         try:
             path = job_path(self._reference, "/cancel")
-            self._session.agents.call("cannot cancel", "POST", path, body={}, needs_shepherd=True)
+            self._session.agents.call("cannot cancel", "POST", path, body={}, terms=TO_SHEPHERD)
         except Failure as failure:
             self._session.tell(failure.problem)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-
-from swarm_client.annotations import Any
+from typing import Any
 
 
 def read_cache(file: str) -> dict[str, Any]:

@@ -14,11 +14,10 @@ import stat
 import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
-from swarm_client.agents import DEFAULT_PORT, Agents
-from swarm_client.annotations import Any
+from swarm_client.address import DEFAULT_PORT, Address, parse_address, spell
 from swarm_client.failure import Failure, UsageError
-from swarm_client.http import Address, Waiter, parse_address, spell
 from swarm_client.options import nearest
 from swarm_client.quantity import duration
 
@@ -103,7 +102,7 @@ class Config:
     @property
     def addresses(self) -> list[Address]:
         """Configured agents."""
-        return [parse_address(text, DEFAULT_PORT) for text in self.values["hosts"]]
+        return [parse_address(text) for text in self.values["hosts"]]
 
     def read_token(self) -> str:
         """The bearer token: SWARM_TOKEN, else the token file, whose mode is checked; empty when there is none."""
@@ -113,11 +112,10 @@ class Config:
             return check_token(token, "SWARM_TOKEN") if token else ""
         return read_token_file(os.path.expanduser(file))
 
-    def agents(self, waiter: Waiter | None = None) -> Agents:
-        """The agents of the current context."""
-        addresses = self.addresses
-        memory = memory_file_of(self.environment, self.context, addresses)
-        return Agents(addresses, self.read_token, waiter or Waiter(), memory)
+    @property
+    def memory_file(self) -> str:
+        """Where the members of the current context's swarm are remembered."""
+        return memory_file_of(self.environment, self.context, self.addresses)
 
 
 def load(environment: Mapping[str, str], options: Mapping[str, Any], folder: str) -> Config:

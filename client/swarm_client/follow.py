@@ -6,18 +6,16 @@ import base64
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
-from swarm_client.agents import Agents, read_problem
-from swarm_client.annotations import Any, BinaryIO
+from swarm_client.agents import Agents
+from swarm_client.conversation import STREAM_SILENCE_S, Contact, passes
 from swarm_client.failure import SWARM_FAILED, AgentRefusal, Failure, NoAgentAnswered
 from swarm_client.http import ConnectionBroken, Waiter
 from swarm_client.job_id import job_path
 from swarm_client.quantity import show_time
 from swarm_client.start_phase import with_phase
 
-RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-STREAM_PATIENCE_S = 1.0
-STREAM_SILENCE_S = 20.0  # agents send a heartbeat every 5 s
 PART_BYTES_MAX = 2**16  # of a line that is waited for
 
 
@@ -32,37 +30,19 @@ class LostContact(Failure):
         )
 
 
-class Contact:
-    """How long nobody could be asked about a job that is known; gives up after `timeout_s` of it."""
-
-    def __init__(self, waiter: Waiter, timeout_s: float) -> None:
-        self._waiter, self._timeout_s = waiter, timeout_s
-        self._lost_since_s: float | None = None
-        self._attempt = 0
-
-    def found(self) -> None:
-        """Somebody answered."""
-        self._lost_since_s, self._attempt = None, 0
-
-    def lost(self, job: str, cause: str) -> None:
-        """Nobody did: wait a little, or raise `LostContact`."""
-        now_s = time.monotonic()
-        if self._lost_since_s is None:
-            self._lost_since_s = now_s
-        lost_s = now_s - self._lost_since_s
-        if lost_s >= self._timeout_s:
-            raise LostContact(job, cause, lost_s)
-        self._waiter.sleep(RETRY_PAUSES_S[min(self._attempt, len(RETRY_PAUSES_S) - 1)])
-        self._attempt += 1
+def wait_for_contact(contact: Contact, waiter: Waiter, job: str, cause: str) -> None:
+    """Nobody could be asked about a job that is known: wait a little, or raise `LostContact`."""
+    now_s = time.monotonic()
+    pause_s = contact.pause_s(now_s)
+    if pause_s is None:
+        raise LostContact(job, cause, contact.lost_s(now_s))
+    waiter.sleep(pause_s)
 
 
 def may_pass(failure: Failure, *, is_known: bool) -> bool:
-    """True for a state of an agent or of the swarm that passes: another agent, or the same one soon, may do better.
-
-    Of a job that was known before, even "no such job" only says that this agent has not heard of it.
-    """
+    """True for a failure that passes: another agent, or the same one soon, may do better."""
     if isinstance(failure, AgentRefusal):
-        return failure.status in (429, 502, 503, 504) or (is_known and failure.status == 404)
+        return passes(failure.status, is_known=is_known)
     return is_known and failure.exit_code == SWARM_FAILED
 
 
@@ -86,8 +66,8 @@ class JobStream:
     ) -> None:
         self._agents, self._reference, self._query = agents, reference, query
         self._is_known = is_known
-        self._contact = Contact(agents.waiter, contact_timeout_s)
-        self._headers = {"Accept": "text/event-stream"} | ({"X-Swarm-Lossless": "1"} if is_lossless else {})
+        self._contact = Contact(contact_timeout_s)
+        self._headers = {"X-Swarm-Lossless": "1"} if is_lossless else {}
         self._cursor = ""
         self._follows = query.get("follow") == "1"
 
@@ -110,14 +90,12 @@ class JobStream:
                 if not may_pass(refusal, is_known=self._is_known):
                     raise
                 cause = refusal.problem
-            self._contact.lost(self._reference, cause)
+            wait_for_contact(self._contact, self._agents.waiter, self._reference, cause)
 
     def _connected(self) -> Iterator[dict[str, Any]]:
         headers = self._headers | ({"Last-Event-ID": self._cursor} if self._cursor else {})
-        path = job_path(self._reference, "/logs")
-        response = self._agents.send("GET", path, query=self._query, headers=headers, patience_s=STREAM_PATIENCE_S)
-        if response.status >= 400:
-            raise read_problem(f"cannot read the output of {self._reference}", response.status, response.json())
+        path, action = job_path(self._reference, "/logs"), f"cannot read the output of {self._reference}"
+        response = self._agents.stream(action, path, query=self._query, headers=headers)
         try:
             for event in response.events(STREAM_SILENCE_S):
                 if event.id:

@@ -15,19 +15,17 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from swarm_client.annotations import Any
-from swarm_client.failure import Failure, NoAgentAnswered
+from swarm_client.address import Address, spell
+from swarm_client.conversation import ANSWER_LIMIT_S, Unreached
 
 CONNECT_STAGGER_S = 0.3  # the next address is tried beside a silent one after this time
 CONNECT_LIMIT_S = 5.0
-ANSWER_LIMIT_S = 30.0
 HEAD_BYTES_LIMIT = 65_536
 BODY_BYTES_LIMIT = 256 * 2**20
 EVENT_BYTES_LIMIT = 8 * 2**20
 SILENCE_LIMIT_S = 40.0  # agents send a heartbeat every 15 s on a stream
-
-Address = tuple[str, int]
 
 
 class ConnectionBroken(Exception):
@@ -356,13 +354,12 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def connect_any(addresses: Sequence[Address], waiter: Waiter, limit_s: float = CONNECT_LIMIT_S) -> Connection:
-    """A connection to the first agent that takes one; each address has a head start of 300 ms over the next.
-
-    Raises `Unreachable` with the cause of the last failure when none does within `limit_s`.
-    """
+def connect_any(
+    addresses: Sequence[Address], waiter: Waiter, limit_s: float = CONNECT_LIMIT_S
+) -> Connection | Unreached:
+    """A connection to the first agent that takes one; each address has a head start of 300 ms over the next."""
     pending: dict[int, tuple[socket.socket, Address]] = {}
-    causes: list[str] = []
+    causes: dict[Address, str] = {}
     waiting = list(addresses)
     end_s = time.monotonic() + limit_s
     try:
@@ -373,14 +370,13 @@ def connect_any(addresses: Sequence[Address], waiter: Waiter, limit_s: float = C
                     sock = _start_connect(address)
                     pending[sock.fileno()] = (sock, address)
                 except OSError as error:
-                    causes.append(f"{spell(address)}: {_cause(error)}")
+                    causes[address] = _cause(error)
                     continue
             pause_s = CONNECT_STAGGER_S if waiting else end_s - time.monotonic()
             winner = _first_connected(pending, causes, pause_s)
             if winner is not None:
                 return Connection(winner[0], winner[1], waiter)
-        causes += [f"{spell(address)}: no answer" for _, address in pending.values()]
-        raise NoAgentAnswered([spell(address) for address in addresses], "; ".join(causes))
+        return Unreached(causes | {address: "no answer" for address in addresses if address not in causes})
     finally:
         for sock, _ in pending.values():
             sock.close()
@@ -402,7 +398,7 @@ def _start_connect(address: Address) -> socket.socket:
 
 
 def _first_connected(
-    pending: dict[int, tuple[socket.socket, Address]], causes: list[str], pause_s: float
+    pending: dict[int, tuple[socket.socket, Address]], causes: dict[Address, str], pause_s: float
 ) -> tuple[socket.socket, Address] | None:
     """The first connected socket, taken out of `pending`, or None after `pause_s` or when all have failed."""
     end_s = time.monotonic() + pause_s
@@ -416,7 +412,7 @@ def _first_connected(
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if not code:
                 return sock, address
-            causes.append(f"{spell(address)}: {_cause(OSError(code, os.strerror(code)))}")
+            causes[address] = _cause(OSError(code, os.strerror(code)))
             sock.close()
         if ready and not pending:
             return None
@@ -427,30 +423,3 @@ def _first_connected(
 
 def _cause(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
-
-
-def spell(address: Address) -> str:
-    """`host:port`, with brackets for IPv6."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def parse_address(text: str, default_port: int) -> Address:
-    """Read `host`, `host:port`, `[v6]:port` or `http://host:port`; raise `Failure` (usage) for anything else."""
-    rest = text.strip()
-    if rest.startswith("https://"):
-        raise Failure(f"address {text!r}: TLS is not available in this version", "use http:// or leave it out", 2)
-    rest = rest.removeprefix("http://").rstrip("/")
-    if rest.startswith("["):
-        host, bracket, tail = rest[1:].partition("]")
-        port_text = tail.removeprefix(":")
-        is_good = bool(bracket) and (not tail or tail.startswith(":"))
-    elif rest.count(":") > 1:
-        host, port_text, is_good = rest, "", True
-    else:
-        host, _, port_text = rest.partition(":")
-        is_good = True
-    port = int(port_text) if port_text.isdigit() and len(port_text) <= 5 else default_port if not port_text else 0
-    if not is_good or not host or not 0 < port < 65_536 or any(c in host for c in "/@? "):
-        raise Failure(f"address {text!r} cannot be read", "write host:port, for example 10.0.0.5:7433", 2)
-    return host, port

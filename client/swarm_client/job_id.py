@@ -5,7 +5,7 @@ Which job a prefix or name means is decided by the agents (they know the jobs); 
 
 from __future__ import annotations
 
-from swarm_client.agents import quote
+from swarm_client.address import quote
 from swarm_client.failure import UsageError
 
 

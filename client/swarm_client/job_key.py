@@ -220,6 +220,19 @@ def check_value(name: str, value: object) -> object:
     return value if isinstance(value, float) else key.read(text)
 
 
+def option_of(place: str) -> str:
+    """What sets the place of a specification that an agent found fault with: `--node`, `--env SEED`.
+
+    A place in a list is told by its value; what no option sets is named as it is.
+    """
+    name, _, inner = place.partition("/")
+    key = next((row.by for row in FIELDS if row.key == name), "")
+    if not key:
+        return place.replace("/", ".")
+    option = f"--{key.replace('_', '-')}"
+    return option if not inner or inner.isdecimal() else f"{option} {inner}"
+
+
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, not {value!r}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from swarm_client.agents import Agents
-from swarm_client.annotations import Any
 
 PAGE_MOST = 1_000
 """Jobs that one answer may have."""

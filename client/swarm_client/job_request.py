@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from swarm_client import job_key
-from swarm_client.annotations import Any
 from swarm_client.config import Config, job_table, read_toml
 from swarm_client.failure import UsageError
 from swarm_client.options import Arguments
@@ -151,19 +151,6 @@ def refuse_unreadable(spec: Mapping[str, Any]) -> None:
             except UnicodeEncodeError:
                 remedy = "rename it, or write it in UTF-8"
                 raise UsageError(f"{key}: {text!r} is not UTF-8", remedy) from None
-
-
-def option_of(place: str) -> str:
-    """What sets the place of a specification that an agent found fault with: `--node`, `--env SEED`.
-
-    A place in a list is told by its value; what no option sets is named as it is.
-    """
-    name, _, inner = place.partition("/")
-    key = next((row.by for row in FIELDS if row.key == name), "")
-    if not key:
-        return place.replace("/", ".")
-    option = f"--{key.replace('_', '-')}"
-    return option if not inner or inner.isdecimal() else f"{option} {inner}"
 
 
 def _shape(values: Mapping[str, Any]) -> tuple[int, int]:

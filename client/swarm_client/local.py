@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from swarm_client.address import Address, parse_address
 from swarm_client.agents import Agents
 from swarm_client.config import memory_file_of, read_toml, state_home, user_file
 from swarm_client.failure import CONFLICT, NOT_FOUND, SWARM_FAILED, Failure
-from swarm_client.http import Address, Waiter, parse_address
+from swarm_client.http import Waiter
 from swarm_client.toml_edit import remove_key, remove_section, save, set_key
 
 AGENTS_LIMIT = 50

@@ -7,8 +7,8 @@ the nearest option for a misspelt one, and leaves everything after `--` untouche
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from swarm_client.annotations import Any
 from swarm_client.failure import UsageError
 
 

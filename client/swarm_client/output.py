@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
 
-from swarm_client.annotations import Any, TextIO
 from swarm_client.failure import UsageError
 from swarm_client.options import nearest
 

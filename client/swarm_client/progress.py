@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Self, TextIO
 
-from swarm_client.annotations import Self, TextIO
 from swarm_client.output import terminal_width
 from swarm_client.quantity import show_duration
 

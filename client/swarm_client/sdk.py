@@ -26,24 +26,40 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import msgspec
 
-from swarm_client.agents import DEFAULT_PORT, MEMBERS_LIMIT, WAITED_FOR
-from swarm_client.agents import quote as quote_segment
+from swarm_client.address import DEFAULT_PORT, parse_address, quote, readable, spell
 from swarm_client.config import read_token_file
+from swarm_client.conversation import (
+    ONCE,
+    ONCE_TO_SHEPHERD,
+    PLAIN,
+    STREAM,
+    STREAM_SILENCE_S,
+    SUBMISSION,
+    TO_SHEPHERD,
+    Answer,
+    Ask,
+    Broken,
+    Contact,
+    Conversation,
+    Done,
+    End,
+    Lost,
+    Pause,
+    Refused,
+    Terms,
+    Unreached,
+    live_addresses,
+    passes,
+)  # fmt: skip
 from swarm_client.failure import Failure
-from swarm_client.http import parse_address, spell
 from swarm_client.job_request import caller
 from swarmsched.api import EndReason, JobSpec, JobState, told
 from swarmsched.errors import AgentUnreachable, ConfigError, FieldProblem, JobRejected, SwarmError
 
 CONNECT_LIMIT_S = 1.0
-ANSWER_LIMIT_S = 30.0
-SILENCE_LIMIT_S = 20.0  # agents send a heartbeat every 5 s on a stream
-SUBMIT_LIMIT_S = 120.0  # as `swarm submit`: a repeated ticket is one job
-BUSY_PAUSE_S = 1.0
 LINE_BYTES_LIMIT = 8 * 2**20
 WAIT_ROUND_S = 30.0
 CONTACT_LIMIT_S = 30.0  # a new shepherd acts within 20 s of the death of the old one
-CONTACT_PAUSE_S = 0.5
 PAGE = 1_000
 
 T = TypeVar("T")
@@ -149,13 +165,13 @@ class SwarmClient:
     ) -> None:
         """Without arguments: SWARM_HOSTS, SWARM_TOKEN or SWARM_TOKEN_FILE of the environment.  Nothing is sent yet."""
         given = list(hosts) or [text for text in os.environ.get("SWARM_HOSTS", "").split(",") if text.strip()]
-        self._addresses = [parse_address(text, DEFAULT_PORT) for text in given or [f"127.0.0.1:{DEFAULT_PORT}"]]
+        self._addresses = [parse_address(text) for text in given or [f"127.0.0.1:{DEFAULT_PORT}"]]
         self._token, self._token_file = token, token_file
         self._session: aiohttp.ClientSession | None = None
         self._has_learnt = False
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=ANSWER_LIMIT_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=None)
         token = self._read_token()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session = aiohttp.ClientSession(timeout=timeout, headers=headers, read_bufsize=LINE_BYTES_LIMIT)
@@ -197,14 +213,7 @@ class SwarmClient:
             "spec": {**told(checked), **{key: value for key, value in checked.to_json().items() if key in keys}},
             "dry_run": False,
         }
-        end_s = time.monotonic() + SUBMIT_LIMIT_S
-        while True:
-            try:
-                return Job.from_json(await self._call("POST", "/v1/jobs", body=request))
-            except SwarmRequestError as error:
-                if error.status not in (429, 503) or time.monotonic() >= end_s:
-                    raise
-            await asyncio.sleep(BUSY_PAUSE_S)
+        return Job.from_json(await self._call("POST", "/v1/jobs", body=request, terms=SUBMISSION))
 
     async def job(self, job: str) -> Job:
         """One job by id, unique prefix, name or `@last`."""
@@ -218,7 +227,7 @@ class SwarmClient:
     async def cancel(self, job: str, *, grace_s: float | None = None, reason: str = "") -> Job:
         """Stop a job: SIGTERM, then SIGKILL after the grace time.  Returns at once; `wait` for the end."""
         body = {"grace_seconds": grace_s, "reason": reason}
-        return Job.from_json(await self._call("POST", _job_path(job, "/cancel"), body=body))
+        return Job.from_json(await self._call("POST", _job_path(job, "/cancel"), body=body, terms=TO_SHEPHERD))
 
     async def scale(self, job: str, ranks: int, ranks_most: int = 0) -> Job:
         """Let a job have `ranks` ranks from now on, or from `ranks` to `ranks_most`.
@@ -226,17 +235,17 @@ class SwarmClient:
         One that runs goes on from its newest checkpoint with that; an elastic one changes while it trains.
         """
         body = {"ranks": ranks, "ranks_most": ranks_most}
-        return Job.from_json(await self._call("POST", _job_path(job, "/scale"), body=body))
+        return Job.from_json(await self._call("POST", _job_path(job, "/scale"), body=body, terms=TO_SHEPHERD))
 
     async def migrate(self, job: str, *, nodes: Sequence[str] = (), avoid: Sequence[str] = ()) -> Job:
         """Have a running job go on on `nodes`, or on any but those to `avoid`; an elastic one moves while it trains."""
         body = {"nodes": list(nodes), "avoid": list(avoid)}
-        return Job.from_json(await self._call("POST", _job_path(job, "/migrate"), body=body))
+        return Job.from_json(await self._call("POST", _job_path(job, "/migrate"), body=body, terms=TO_SHEPHERD))
 
     async def signal(self, job: str, signal: int | str) -> Job:
         """Send a signal (10, "USR1") to all ranks; sent once, to one agent."""
         path = _job_path(job, "/signal")
-        return Job.from_json(await self._call("POST", path, body={"signal": signal}, repeatable=False))
+        return Job.from_json(await self._call("POST", path, body={"signal": signal}, terms=ONCE_TO_SHEPHERD))
 
     async def recover(self, job: str) -> Job:
         """Go on without holders that are lost for good: the operator's decision, as `swarm recover JOB --force`.
@@ -244,7 +253,7 @@ class SwarmClient:
         Never call it while they may come back.  `SwarmRequestError` with code conflict when there is no need.
         """
         body = {"force": True}
-        return Job.from_json(await self._call("POST", _job_path(job, "/recover"), body=body, repeatable=False))
+        return Job.from_json(await self._call("POST", _job_path(job, "/recover"), body=body, terms=ONCE))
 
     async def wait(self, job: str, *, until: str = "done", timeout_s: float | None = None) -> Job:
         """Return the job once it has ended (`until="done"`) or runs (`"running"`); `TimeoutError` after `timeout_s`.
@@ -252,21 +261,22 @@ class SwarmClient:
         Agents and the job's shepherd may die meanwhile; `AgentUnreachable` or `SwarmRequestError` when nobody could
         be asked about it for 30 s.
         """
-        lost_s: float | None = None
+        contact, is_known = Contact(CONTACT_LIMIT_S), False
+        terms = Terms(patience_s=WAIT_ROUND_S + 10.0, limit_s=WAIT_ROUND_S + 10.0)
         await self._learn()
         async with asyncio.timeout(timeout_s):
             while True:
                 query = {"for": until, "timeout": str(WAIT_ROUND_S)}
                 try:
-                    answer = await self._call("GET", _job_path(job, "/wait"), query=query, limit_s=WAIT_ROUND_S + 10)
+                    answer = await self._call("GET", _job_path(job, "/wait"), query=query, terms=terms)
                 except (AgentUnreachable, SwarmRequestError) as error:
-                    now_s = asyncio.get_running_loop().time()
-                    lost_s = now_s if lost_s is None else lost_s
-                    if not _may_pass(error) or now_s - lost_s > CONTACT_LIMIT_S:
+                    pause_s = contact.pause_s(time.monotonic())
+                    if pause_s is None or not _may_pass(error, is_known=is_known):
                         raise
-                    await asyncio.sleep(CONTACT_PAUSE_S)
+                    await asyncio.sleep(pause_s)
                     continue
-                lost_s = None
+                contact.found()
+                is_known = True
                 found = Job.from_json(answer["job"])
                 if answer["met"] or found.is_ended:
                     return found
@@ -312,10 +322,9 @@ class SwarmClient:
         self._has_learnt = True
         try:
             members = (await self._call("GET", "/v1/members"))["items"]
-            live = [each["address"] for each in members if each["status"] in ("alive", "suspect")]
-            found = [parse_address(str(text), DEFAULT_PORT) for text in live[:MEMBERS_LIMIT]]
-        except (SwarmError, Failure, LookupError, TypeError):
+        except (SwarmError, LookupError, TypeError):
             return
+        found = readable(live_addresses(members))
         self._addresses += [each for each in found if each not in self._addresses]
 
     async def _pages(self, path: str, query: dict[str, str]) -> AsyncIterator[Mapping[str, Any]]:
@@ -334,67 +343,93 @@ class SwarmClient:
         *,
         query: Mapping[str, str] | None = None,
         body: object = None,
-        repeatable: bool = True,
-        limit_s: float = ANSWER_LIMIT_S,
+        terms: Terms = PLAIN,
     ) -> Any:
-        """Ask one agent after the other until one answers."""
-        causes: list[str] = []
-        for address in list(self._addresses):
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=limit_s)
-            url = f"http://{spell(address)}{path}"
-            try:
-                async with self._http.request(method, url, params=query, json=body, timeout=timeout) as response:
-                    document = await response.json(content_type=None)
-                    code = document.get("code") if isinstance(document, dict) else ""
-                    has_waited = method == "POST" and code in WAITED_FOR
-                    if response.status == 503 and repeatable and not has_waited and address != self._addresses[-1]:
-                        causes.append(f"{spell(address)}: not ready")
-                        continue
-                    if response.status >= 400:
-                        raise SwarmRequestError(response.status, document if isinstance(document, dict) else {})
-            except aiohttp.ClientConnectorError as error:
-                causes.append(f"{spell(address)}: {error.strerror or error}")
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                causes.append(f"{spell(address)}: {error or type(error).__name__}")
-                if not repeatable:
-                    break
+        """Ask the agents until one has carried it out."""
+        request = {"method": method, "path": path, "params": query, "json": body}
+        return (await self._converse(request, terms)).document
+
+    async def _converse(self, request: Mapping[str, Any], terms: Terms, *, is_stream: bool = False) -> Done:
+        """Do what the conversation says, and tell it what came of that."""
+        conversation = Conversation(self._addresses, terms, time.monotonic())
+        event: Unreached | Broken | Answer | None = None
+        while True:
+            effect = conversation.step(event, time.monotonic())
+            event = None
+            if isinstance(effect, Ask):
+                event = await self._ask(effect, **request, is_stream=is_stream)
+            elif isinstance(effect, Pause):
+                await asyncio.sleep(effect.seconds)
             else:
-                self._addresses.remove(address)
-                self._addresses.insert(0, address)  # who answered is asked first from now on
-                return document
-        raise AgentUnreachable([spell(address) for address in self._addresses], "; ".join(causes))
+                return self._ended(effect)
+
+    async def _ask(self, ask: Ask, path: str, *, is_stream: bool, **request: Any) -> Unreached | Broken | Answer:
+        """Send it to the first of the agents."""
+        address = ask.addresses[0]
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_LIMIT_S, sock_read=STREAM_SILENCE_S if is_stream else ask.limit_s
+        )
+        url = f"http://{spell(address)}{path}"
+        try:
+            response = await self._http.request(url=url, timeout=timeout, allow_redirects=False, **request)
+            is_open = is_stream and response.status < 300
+            body = b"" if is_open else await response.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            return Unreached({address: getattr(error, "strerror", "") or str(error)})
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            return Broken(address, str(error) or type(error).__name__)
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(address, response.status, headers, body, response if is_open else None)
+
+    def _ended(self, end: End) -> Done:
+        if isinstance(end, Done):
+            self._addresses.remove(end.answer.address)
+            self._addresses.insert(0, end.answer.address)  # who answered is asked first from now on
+            return end
+        if isinstance(end, Refused):
+            raise SwarmRequestError(end.status, end.problem)
+        cause = end.cause
+        if isinstance(end, Lost):
+            cause = f"{spell(end.address)}: the answer was lost, and whether it was carried out is unknown: {cause}"
+        raise AgentUnreachable([spell(address) for address in self._addresses], cause)
 
     async def _stream(self, path: str, query: Mapping[str, str], *, ends: bool) -> AsyncIterator[dict[str, Any]]:
-        """Records of a stream; when it breaks it is resumed behind the last cursor, each agent being asked twice."""
-        cursor, failures = "", 0
+        """Records of a stream; when it breaks it is resumed behind the last cursor, at whichever agent answers."""
+        cursor, contact = "", Contact(CONTACT_LIMIT_S)
+        headers = {"Accept": "application/x-ndjson", "X-Swarm-Lossless": "1"}
         while True:
-            address = self._addresses[0]
             more = {"cursor": cursor} if cursor else {}
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=SILENCE_LIMIT_S)
-            cause = "the stream ended early"
+            request = {"method": "GET", "path": path, "params": {**query, **more}, "headers": headers}
+            answer, error = None, "the stream ended early"
             try:
-                url = f"http://{spell(address)}{path}"
-                headers = {"Accept": "application/x-ndjson", "X-Swarm-Lossless": "1"}
-                async with self._http.get(url, params={**query, **more}, headers=headers, timeout=timeout) as response:
-                    if response.status >= 400:
-                        raise SwarmRequestError(response.status, await response.json(content_type=None))
-                    async for line in response.content:
-                        if not line.strip():
-                            continue
-                        record = json.loads(line)
-                        cursor, failures = str(record.get("cursor") or cursor), 0
-                        yield record
-                        if record.get("type") == "end":
-                            return
+                answer = (await self._converse(request, STREAM, is_stream=True)).answer
+                async for line in answer.stream.content:
+                    if not line.strip():
+                        continue
+                    record = json.loads(line)
+                    contact.found()
+                    cursor = str(record.get("cursor") or cursor)
+                    yield record
+                    if record.get("type") == "end":
+                        return
                 if not ends:
                     return
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                cause = str(error) or type(error).__name__
-            failures += 1
-            if failures > 2 * len(self._addresses):
-                raise AgentUnreachable([spell(each) for each in self._addresses], cause)
-            self._addresses.append(self._addresses.pop(0))
-            await asyncio.sleep(0.1 * failures)
+            except (aiohttp.ClientError, TimeoutError, ValueError) as broken:
+                error = str(broken) or type(broken).__name__
+            except (AgentUnreachable, SwarmRequestError) as failed:
+                if not _may_pass(failed, is_known=bool(cursor)):
+                    raise
+                error = str(failed)
+            finally:
+                if answer is not None:
+                    answer.stream.close()
+            if answer is not None:  # it stops, or could not go on either
+                self._addresses.remove(answer.address)
+                self._addresses.append(answer.address)
+            pause_s = contact.pause_s(time.monotonic())
+            if pause_s is None:
+                raise AgentUnreachable([spell(each) for each in self._addresses], error)
+            await asyncio.sleep(pause_s)
 
     @property
     def _http(self) -> aiohttp.ClientSession:
@@ -403,14 +438,14 @@ class SwarmClient:
         return self._session
 
 
-def _may_pass(error: SwarmError) -> bool:
-    """Nobody answers, or nobody acts: both pass.  A refusal does not."""
-    return isinstance(error, AgentUnreachable) or (isinstance(error, SwarmRequestError) and error.status in (429, 503))
+def _may_pass(error: AgentUnreachable | SwarmRequestError, *, is_known: bool) -> bool:
+    """True for a failure that passes: another agent, or the same one soon, may do better."""
+    return is_known if isinstance(error, AgentUnreachable) else passes(error.status, is_known=is_known)
 
 
 def _job_path(job: str, tail: str = "") -> str:
     try:
-        return f"/v1/jobs/{quote_segment(job)}{tail}"
+        return f"/v1/jobs/{quote(job)}{tail}"
     except Failure as failure:  # not UTF-8
         raise SwarmRequestError(404, {"code": "unknown_job", "detail": f"there is no job {job!r}"}) from failure
 

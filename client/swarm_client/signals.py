@@ -12,8 +12,8 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import Any, Self
 
-from swarm_client.annotations import Any, Self
 from swarm_client.failure import INTERRUPTED
 from swarm_client.http import Waiter
 

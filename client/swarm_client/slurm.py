@@ -13,8 +13,8 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from swarm_client.annotations import Any
 from swarm_client.failure import UsageError
 from swarm_client.quantity import clock, deadline, show_moment, size, whole
 

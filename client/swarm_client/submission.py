@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from swarm_client.agents import SUBMIT_LIMIT_S, SUBMIT_PATIENCE_S, Agents
-from swarm_client.annotations import Any
+from swarm_client.agents import Agents
 from swarm_client.cache import read_cache, write_cache
 from swarm_client.cli.session import Session
 from swarm_client.config import cache_home
+from swarm_client.conversation import SUBMISSION
 from swarm_client.failure import AgentRefusal, UsageError
 from swarm_client.job_request import JobRequest, build, refuse_unreadable
 from swarm_client.options import Arguments
@@ -73,14 +74,7 @@ def submit(session: Session, arguments: Arguments) -> tuple[dict[str, Any], Ship
 def _send(agents: Agents, body: Mapping[str, Any], handle: str) -> Any:
     """The ticket makes one job of however many tries: a swarm that is too busy now is asked again."""
     try:
-        return agents.call(
-            "cannot submit the job",
-            "POST",
-            "/v1/jobs",
-            body=body,
-            patience_s=SUBMIT_PATIENCE_S,
-            busy_limit_s=SUBMIT_LIMIT_S,
-        )
+        return agents.call("cannot submit the job", "POST", "/v1/jobs", body=body, terms=SUBMISSION)
     except AgentRefusal as refusal:
         if refusal.code == "unavailable":
             refusal.remedy = f"`swarm status {handle}` tells whether it was submitted all the same; if not, try again"

@@ -1,5 +1,6 @@
 """Commands that go on while agents and shepherds die, and what an operator can do when too many have."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -8,10 +9,13 @@ from contextlib import suppress
 
 import pytest
 
-from swarm_client import agents, attached, submission
+from swarm_client import SwarmClient, attached, conversation, submission
+from swarm_client.cli import main
+from swarm_client.conversation import Contact
 from swarm_client.failure import NOT_FOUND, SWARM_FAILED, AgentRefusal, NoAgentAnswered
-from swarm_client.follow import Contact, LostContact, may_pass
+from swarm_client.follow import LostContact, may_pass, wait_for_contact
 from swarm_client.http import Waiter
+from swarm_client.sdk import SwarmRequestError
 from tests.agent.testing import free_port
 from tests.client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, job_document, log, problem, state
 
@@ -156,14 +160,14 @@ def test_what_passes_by_itself(failure, is_known, passes):
 
 
 def test_contact_is_lost_only_after_its_time_without_any_answer():
-    contact = Contact(Waiter(), 0.12)
-    contact.lost("x", "refused")
+    contact, waiter = Contact(0.12), Waiter()
+    wait_for_contact(contact, waiter, "x", "refused")
     contact.found()
-    contact.lost("x", "refused")
+    wait_for_contact(contact, waiter, "x", "refused")
 
     def lose():
         for _ in range(100):
-            contact.lost("x", "refused")
+            wait_for_contact(contact, waiter, "x", "refused")
 
     with pytest.raises(LostContact, match="refused"):
         lose()
@@ -190,8 +194,8 @@ def test_a_cancel_goes_to_the_next_agent_when_the_first_is_not_ready(swarm, agen
 
 def test_a_cancel_that_was_held_back_is_not_held_back_again_elsewhere(swarm, agent, point_at, monkeypatch):
     """Two agents wait in vain for a shepherd, a third is dead: one of the two is waited for, and its reason is told."""
-    monkeypatch.setattr(agents, "SHEPHERD_LIMIT_S", 4.0)
-    monkeypatch.setattr(agents, "SHEPHERD_WAIT_S", 3.0)
+    monkeypatch.setattr(conversation, "SHEPHERD_LIMIT_S", 4.0)
+    monkeypatch.setattr(conversation, "SHEPHERD_WAIT_S", 3.0)
     with FakeAgent("gpu2") as second:
         point_at(agent, second, f"127.0.0.1:{free_port()}")
         for each in (agent, second):
@@ -201,6 +205,27 @@ def test_a_cancel_that_was_held_back_is_not_held_back_again_elsewhere(swarm, age
         code, _, err = swarm("cancel", HANDLE)
     assert time.monotonic() - started_s < 4.0
     assert (code, err.splitlines()[0]) == (125, f"swarm: cannot cancel {HANDLE}: {NOBODY_ACTS[1]['detail']}")
+
+
+def unsure(agent, code):
+    """The agent takes a signal, and does not say whether it arrived."""
+    agent.answers[f"POST /v1/jobs/{HANDLE}/signal"] = (503, problem(503, code, "?", retry_after_seconds=0.01))
+
+
+@pytest.mark.parametrize(("code", "sent"), [("unavailable", 1), ("not_ready", 8)])
+async def test_a_signal_that_may_have_arrived_is_not_sent_again_by_either_client(agent, point_at, code, sent):
+    with FakeAgent("gpu2") as second:
+        point_at(agent, second)
+        for each in (agent, second):
+            unsure(each, code)
+        assert await asyncio.to_thread(main, ["cancel", "--signal", "USR1", HANDLE]) == 125
+        asked = [len([path for _, path, _ in each.requests if path.endswith("signal")]) for each in (agent, second)]
+        async with SwarmClient() as swarm:
+            with pytest.raises(SwarmRequestError):
+                await swarm.signal(HANDLE, "USR1")
+        again = [len([path for _, path, _ in each.requests if path.endswith("signal")]) for each in (agent, second)]
+    assert sum(asked) == sent
+    assert sum(again) == 2 * sent
 
 
 @pytest.mark.parametrize(
@@ -217,8 +242,8 @@ def test_a_cancel_tells_whether_the_job_had_ended_before(swarm, agent, had_ended
 
 
 def test_a_cancel_that_nobody_answers_ends_within_its_bound(swarm, agent, monkeypatch):
-    monkeypatch.setattr(agents, "SHEPHERD_LIMIT_S", 1.5)
-    monkeypatch.setattr(agents, "SHEPHERD_WAIT_S", 1.0)
+    monkeypatch.setattr(conversation, "SHEPHERD_LIMIT_S", 1.5)
+    monkeypatch.setattr(conversation, "SHEPHERD_WAIT_S", 1.0)
     agent.delay_s = 5.0
     started_s = time.monotonic()
     code, _, err = swarm("cancel", HANDLE)
@@ -458,7 +483,7 @@ def test_a_job_is_submitted_with_one_ticket_however_often_the_swarm_is_too_busy(
     assert swarm("submit", "--no-sync", "--", "x")[0] == 0
     assert len(tries) == 9
     assert all(each == tries[0] for each in tries)
-    monkeypatch.setattr(submission, "SUBMIT_LIMIT_S", 0.05)
+    monkeypatch.setattr(submission, "SUBMISSION", conversation.SUBMISSION._replace(busy_limit_s=0.05))
     tries.clear()
     agent.answers["POST /v1/jobs"] = busy
     code, _, err = swarm("submit", "--no-sync", "--", "x")

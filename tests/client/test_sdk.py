@@ -4,11 +4,16 @@ import json
 import pytest
 from aiohttp import web
 
-from swarm_client import SwarmClient, sdk
+from swarm_client import SwarmClient
 from swarm_client.sdk import SwarmRequestError
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.errors import AgentUnreachable, ConfigError, JobRejected
 from tests.client.testing import JOB_ID, TOKEN, end, ended, job_document, log, problem, state
+
+
+async def named(request, response):
+    """Answers of agents say of which."""
+    response.headers["X-Swarm-Node"] = "gpu1"
 
 
 @pytest.fixture
@@ -18,6 +23,7 @@ async def serve():
 
     async def begin(routes):
         app = web.Application()
+        app.on_response_prepare.append(named)
         for (method, path), handler in routes.items():
             app.router.add_route(method, path, handler)
         runner = web.AppRunner(app)
@@ -165,14 +171,13 @@ async def test_output_that_is_missing_is_a_record_of_its_own_and_no_line_is_too_
     assert [(record.text, record.skipped_bytes) for record in records] == [(long, 0), ("", 7)]
 
 
-async def test_a_swarm_that_is_too_busy_is_given_the_same_ticket_again(serve, monkeypatch):
-    monkeypatch.setattr(sdk, "BUSY_PAUSE_S", 0.01)
+async def test_a_swarm_that_is_too_busy_is_given_the_same_ticket_again(serve):
     seen = []
 
     async def submit(request):
         seen.append((await request.json())["ticket"])
         if len(seen) < 7:
-            return web.json_response(problem(503, "unavailable", "the outcome is unknown"), status=503)
+            return web.json_response(problem(503, "unavailable", "?", retry_after_seconds=0.01), status=503)
         return web.json_response(job_document(state="queued", nodes=[]), status=201)
 
     address = await serve({("POST", "/v1/tickets"): answer(TICKET), ("POST", "/v1/jobs"): submit})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from swarm_client.cli.session import Session
+from swarm_client.conversation import ONCE_TO_SHEPHERD, TO_SHEPHERD
 from swarm_client.failure import OK, Failure, UsageError
 from swarm_client.job_id import job_path
 from swarm_client.job_list import list_jobs
@@ -83,9 +84,8 @@ def _stop(session: Session, arguments: Arguments, reference: str) -> None:
     else:
         body = {} if arguments["grace"] is None else {"grace_seconds": arguments["grace"]}
         action, path, is_repeatable = f"cannot cancel {reference}", job_path(reference, "/cancel"), True
-    job = session.agents.call(
-        action, "POST", path, query=query, body=body, repeatable=is_repeatable, needs_shepherd=True
-    )
+    terms = TO_SHEPHERD if is_repeatable else ONCE_TO_SHEPHERD
+    job = session.agents.call(action, "POST", path, query=query, body=body, terms=terms)
     is_ours = job.get("end_reason") == "cancelled" and job.get("had_ended") is False
     if job.get("state") == "ended" and not is_ours:
         session.tell(f"job {job['handle']} had ended before ({job.get('end_reason')})")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from swarm_client.agents import quote
-from swarm_client.annotations import Any
+from swarm_client.address import quote
 from swarm_client.cli.session import Session, one_positional
+from swarm_client.conversation import TO_SHEPHERD
 from swarm_client.failure import OK, Failure, UsageError
 from swarm_client.job_id import job_path
 from swarm_client.job_list import list_jobs
@@ -56,7 +57,7 @@ def _migrate(session: Session, node: str) -> int:
     for job in jobs:
         action, path = f"{job['handle']} stays on {node}", job_path(str(job["id"]), "/migrate")
         try:
-            session.agents.call(action, "POST", path, body={"avoid": [node]}, needs_shepherd=True)
+            session.agents.call(action, "POST", path, body={"avoid": [node]}, terms=TO_SHEPHERD)
         except Failure as failure:
             session.warn(failure.problem)
             code = code or failure.exit_code

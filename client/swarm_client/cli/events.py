@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
-from swarm_client.agents import read_problem
-from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
-from swarm_client.failure import NOT_FOUND, OK, SWARM_FAILED, Failure, UsageError
-from swarm_client.follow import RETRY_PAUSES_S
+from swarm_client.conversation import Contact
+from swarm_client.failure import NOT_FOUND, OK, SWARM_FAILED, Failure, NoAgentAnswered, UsageError
 from swarm_client.http import ConnectionBroken
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
@@ -36,6 +35,7 @@ COLUMNS = (
 )
 FOLLOWED_WIDTHS = (24, 8, 16, 8, 0)  # lines that come one by one cannot wait for the widest
 SILENCE_S = 40.0
+LASTING_S = 2.0  # of a stream that was more than a connection
 ID_LENGTH = 8  # of a handle, the shortest that names a job by itself
 
 
@@ -75,25 +75,32 @@ def _check_lines(printer: Printer) -> None:
 
 def _follow(session: Session, query: dict[str, str]) -> int:
     """Reconnects elsewhere when an agent goes; ends with an error when none answers for the contact timeout."""
-    limit_s = float(session.config.values["contact_timeout"])
-    cursor, attempt, heard_s = "", 0, time.monotonic()
+    contact = Contact(float(session.config.values["contact_timeout"]))
+    cursor, is_known = "", False
     while True:
-        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": cursor} if cursor else {})
+        opened_s = None
+        headers = {"Last-Event-ID": cursor} if cursor else {}
         try:
-            response = session.agents.send("GET", "/v1/events", query=query, headers=headers)
-            if response.status >= 400:
-                raise read_problem("cannot follow events", response.status, response.json())
+            response = session.agents.stream("cannot follow events", "/v1/events", query=query, headers=headers)
+            opened_s, is_known = time.monotonic(), True
             for event in response.events(SILENCE_S):
-                cursor, attempt, heard_s = event.id or cursor, 0, time.monotonic()
+                cursor = event.id or cursor
+                contact.found()
                 _print(session, event.json())
+            cause = "the agent ended the stream"
         except ConnectionBroken as error:
             cause = str(error)
-        else:
-            cause = "the agent ended the stream"
-        if time.monotonic() - heard_s > limit_s + SILENCE_S:
+        except NoAgentAnswered as error:
+            if not is_known:
+                raise
+            cause = error.problem
+        now_s = time.monotonic()
+        if opened_s is not None and now_s - opened_s > LASTING_S:
+            contact.found()  # though nothing happened in the swarm
+        pause_s = contact.pause_s(now_s)
+        if pause_s is None:
             raise Failure(f"cannot follow events: {cause}", "`swarm doctor` looks closer", SWARM_FAILED)
-        session.waiter.sleep(RETRY_PAUSES_S[min(attempt, len(RETRY_PAUSES_S) - 1)])
-        attempt += 1
+        session.waiter.sleep(pause_s)
 
 
 def _print(session: Session, event: Mapping[str, Any]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from swarm_client.agents import DEFAULT_PORT, Agents
+from swarm_client.address import parse_address, spell
+from swarm_client.agents import Agents
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.config import check_token, memory_file_of, read_token_file, user_file
 from swarm_client.failure import OK, UsageError
-from swarm_client.http import parse_address, spell
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.toml_edit import save, set_key
 
@@ -34,7 +34,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     hosts = [text for text in one_positional(arguments, "agent").split(",") if text]
     if not hosts:
         raise UsageError(f"{arguments.positionals[0]!r} names no agent", "write host:port, for example 10.0.0.5:7433")
-    addresses = [parse_address(text, DEFAULT_PORT) for text in hosts]
+    addresses = [parse_address(text) for text in hosts]
     name = arguments["name"] or addresses[0][0]
     if not name or any(not (c.isalnum() or c in "-_") for c in name.replace(".", "-")):
         raise UsageError(f"{name!r} cannot name a context", "--name takes letters, digits, '-' and '_'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swarm_client.cli.session import Session, one_positional
+from swarm_client.conversation import TO_SHEPHERD
 from swarm_client.failure import OK, UsageError
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
@@ -36,7 +37,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         job_path(reference, "/migrate"),
         query=session.query_for(reference),
         body={"nodes": nodes, "avoid": avoid},
-        needs_shepherd=True,
+        terms=TO_SHEPHERD,
     )
     session.printer.changed(job)
     if session.printer.is_for_people:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from swarm_client.annotations import Any
 from swarm_client.output import Column, Printer
 from swarm_client.quantity import show_count, show_duration, show_ratio
 

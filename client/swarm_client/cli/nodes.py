@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from swarm_client.agents import quote
-from swarm_client.annotations import Any
+from swarm_client.address import quote
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command

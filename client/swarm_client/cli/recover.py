@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from swarm_client.annotations import Any
 from swarm_client.cli.session import Session, one_positional
+from swarm_client.conversation import ONCE
 from swarm_client.failure import CONFLICT, OK, USAGE, Failure
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
@@ -32,7 +33,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         return _explain(session, reference, query)
     path = job_path(reference, "/recover")
     job = session.agents.call(
-        f"cannot recover {reference}", "POST", path, query=query, body={"force": True}, repeatable=False
+        f"cannot recover {reference}", "POST", path, query=query, body={"force": True}, terms=ONCE
     )
     session.printer.changed(job)
     if session.printer.is_for_people:

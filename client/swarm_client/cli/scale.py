@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
+from swarm_client.conversation import TO_SHEPHERD
 from swarm_client.failure import OK, UsageError
 from swarm_client.job_id import job_path
 from swarm_client.job_key import gpu_range
@@ -38,7 +39,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         "POST",
         job_path(str(job["id"]), "/scale"),
         body={"ranks": least, "ranks_most": 0 if most == least else most},
-        needs_shepherd=True,
+        terms=TO_SHEPHERD,
     )
     session.printer.changed(scaled)
     if session.printer.is_for_people:

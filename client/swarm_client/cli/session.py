@@ -47,7 +47,8 @@ class Session:
     @cached_property
     def agents(self) -> Agents:
         """The agents of the current context."""
-        return self.config.agents(self.waiter)
+        config = self.config
+        return Agents(config.addresses, config.read_token, self.waiter, config.memory_file)
 
     @cached_property
     def printer(self) -> Printer:

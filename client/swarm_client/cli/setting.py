@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from swarm_client.annotations import TYPE_CHECKING, Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import nearest

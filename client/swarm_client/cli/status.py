@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from swarm_client import outlook
-from swarm_client.annotations import Any
 from swarm_client.cli.model import model_lines
 from swarm_client.cli.ps import shown_gpus, shown_ratio, shown_state, survives
 from swarm_client.cli.session import Session, one_positional

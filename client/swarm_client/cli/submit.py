@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from swarm_client import job_key
-from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
-from swarm_client.annotations import Any, NoReturn
 from swarm_client.cli import nodes as nodes_command
 from swarm_client.cli import ps
 from swarm_client.cli.session import Session

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from swarm_client.cli.session import Session, as_swarm_failure
+from swarm_client.conversation import Contact, Terms
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure, UsageError
-from swarm_client.follow import Contact, describe_end, may_pass
+from swarm_client.follow import describe_end, may_pass, wait_for_contact
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration
@@ -48,20 +49,20 @@ def execute(session: Session, arguments: Arguments) -> int:
 def _wait(session: Session, reference: str, goal: str, end_s: float) -> int:
     path = job_path(reference, "/wait")
     query = session.query_for(reference, {"for": goal})
-    contact = Contact(session.waiter, float(session.config.values["contact_timeout"]))
+    contact = Contact(float(session.config.values["contact_timeout"]))
     is_known = False
     while True:
         left_s = max(0.0, min(ROUND_S, end_s - time.monotonic()))
         query["timeout"] = f"{left_s:.3f}"
         action = f"cannot wait for {reference}"
         try:
-            answer = session.agents.call(action, "GET", path, query=query, patience_s=left_s + 5.0)
+            answer = session.agents.call(action, "GET", path, query=query, terms=Terms(patience_s=left_s + 5.0))
         except Failure as failure:
             if not may_pass(failure, is_known=is_known):
                 raise
             if time.monotonic() >= end_s:
                 return TIMED_OUT
-            contact.lost(reference, failure.problem)
+            wait_for_contact(contact, session.waiter, reference, failure.problem)
             continue
         job = answer["job"]
         path = job_path(str(job["id"]), "/wait")

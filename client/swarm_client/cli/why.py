@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from swarm_client.annotations import Any
 from swarm_client.cli.model import model_lines
 from swarm_client.cli.nodes import natural
 from swarm_client.cli.session import Session, one_positional

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from swarm_client.annotations import Any
 from swarm_client.quantity import show_count
 
 NODES_SHOWN = 16  # of each kind of workers
