@@ -15,17 +15,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import uvloop
+try:
+    import uvloop
 
-from swarm_agent.config import AgentConfig, flags, load_config, settings_help
-from swarm_agent.faults import Faults
-from swarm_agent.footprint import give_back_memory, without_tls
-from swarm_agent.journal import set_up_logging
-from swarm_agent.notify import feed_watchdog, notify
-from swarm_agent.security import check_job_user, check_secret_files, generate_key, read_key, read_tokens
-from swarm_agent.version import software_version
-from swarmsched.api import nearest
-from swarmsched.errors import ConfigError, StorageError, SwarmError
+    from swarm_agent.config import AgentConfig, flags, load_config, settings_help
+    from swarm_agent.faults import Faults
+    from swarm_agent.footprint import give_back_memory, without_tls
+    from swarm_agent.installed import software_version
+    from swarm_agent.journal import set_up_logging
+    from swarm_agent.notify import feed_watchdog, notify
+    from swarm_agent.security import check_job_user, check_secret_files, generate_key, read_key, read_tokens
+    from swarmsched.api import nearest
+    from swarmsched.errors import ConfigError, StorageError, SwarmError
+except ModuleNotFoundError as missing:
+    if str(missing.name).startswith("swarm"):
+        raise
+    sys.exit(f"swarm-agent needs the package {missing.name}, which is not installed: pip install 'swarmsched[agent]'")
 
 EXIT_CANNOT_START = 1
 EXIT_USAGE = 2

@@ -23,6 +23,7 @@ from msgspec import DecodeError
 from msgspec.msgpack import Decoder, encode
 from msgspec.structs import replace
 
+from swarm_agent.installed import entry_points_of
 from swarm_agent.task.shim import now, read_stat
 from swarmsched.api import JobState
 from swarmsched.effects import ComputePlan
@@ -346,10 +347,17 @@ def _table(question: SpeedQuestion) -> SpeedTable:
     return tabulate(question)
 
 
-if __name__ == "__main__":
+def _main() -> None:
+    from swarmsched.policies.registry import ENTRY_POINTS, add_installed  # noqa: PLC0415  # the parent has its own
+
+    add_installed(entry_points_of(ENTRY_POINTS))  # the parent has told what is wrong with them
     os.nice(NICENESS)
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except OSError:  # the agent was killed, and its log, which is ours as well, has no need of what we could not say
         os._exit(1)
+
+
+if __name__ == "__main__":
+    _main()

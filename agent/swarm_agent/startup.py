@@ -23,6 +23,7 @@ from swarm_agent.config import AgentConfig
 from swarm_agent.faults import Faults
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.server import build_api
+from swarm_agent.installed import entry_points_of, software_version
 from swarm_agent.readiness import Check
 from swarm_agent.security import Secrets, check_job_user, job_user_warning, load_secrets
 from swarm_agent.staging.blobs import BlobStore
@@ -33,14 +34,15 @@ from swarm_agent.supervision.runner import TaskRunner
 from swarm_agent.task import shim
 from swarm_agent.telemetry.source import Telemetry
 from swarm_agent.transport.arrivals import ARRIVALS
-from swarm_agent.version import software_version
 from swarmsched.errors import ConfigError, StorageError
 from swarmsched.events import TasksFound
 from swarmsched.gossip.membership import GENERATION_LEAD_MAX
+from swarmsched.gossip.setting import SETTING_ROOM
 from swarmsched.ids import Address
 from swarmsched.ledger.booking import BookingState, LedgerEntry
 from swarmsched.node import Node, NodeConfig, Restored
 from swarmsched.node.protocol import PEER_CODEC
+from swarmsched.policies.registry import ENTRY_POINTS, add_installed
 from swarmsched.resources import GpuHealth
 from swarmsched.wire.sealing import INSTANCE_ID_BYTES, Keyring, Sealer
 
@@ -62,6 +64,8 @@ async def running_agent(config: AgentConfig, faults: Faults | None = None) -> As
     """
     async with AsyncExitStack() as stack:
         check_job_user(config)
+        for problem in add_installed(entry_points_of(ENTRY_POINTS)):
+            log.warning("a policy that is installed cannot be used, and is left out: %s", problem)
         lock = DataDirectoryLock(config.data_dir).acquire()
         stack.callback(lock.release)
         secrets = load_secrets(config)
@@ -136,10 +140,14 @@ async def _build(config: AgentConfig, secrets: Secrets, store: Store, faults: Fa
 
 def _restore(config: NodeConfig, store: Store) -> Node:
     """The core with what the database holds; `StorageError` names the file for an entry that cannot be used."""
+    restored = Restored(store.load())
     try:
-        return Node(config, Restored(store.load()), random.Random(os.urandom(16)))
+        node = Node(config, restored, random.Random(os.urandom(16)))
     except StorageError as error:
         raise store.unusable(error) from error
+    if restored.room(SETTING_ROOM) and not node.setting.version:
+        log.warning("the swarm-wide setting that was stored cannot be used here: is a package with its policy missing?")
+    return node
 
 
 async def _resolve_seeds(config: AgentConfig) -> list[Address]:

@@ -17,12 +17,12 @@ from swarm_client.conversation import (
     Ask,
     Broken,
     Conversation,
-    Done,
     End,
+    ErrorAnswer,
     Lost,
-    Pause,
-    Refused,
-    Terms,
+    RequestTerms,
+    Sleep,
+    Success,
     Unreached,
     Unusable,
     live_addresses,
@@ -85,7 +85,7 @@ class Agents:
         query: dict[str, str] | None = None,
         body: object = None,
         headers: dict[str, str] | None = None,
-        terms: Terms = PLAIN,
+        terms: RequestTerms = PLAIN,
     ) -> Any:
         """Send JSON, return JSON.  `action` begins the sentence of a refusal: "cannot list jobs".
 
@@ -105,7 +105,7 @@ class Agents:
         assert isinstance(response, Response)
         return response
 
-    def _converse(self, action: str, terms: Terms, request: _Request, *, is_stream: bool = False) -> Done:
+    def _converse(self, action: str, terms: RequestTerms, request: _Request, *, is_stream: bool = False) -> Success:
         """Do what the conversation says, and tell it what came of that."""
         conversation = Conversation(self.addresses, terms, time.monotonic())
         event: Unreached | Broken | Answer | None = None
@@ -114,7 +114,7 @@ class Agents:
             event = None
             if isinstance(effect, Ask):
                 event = self._ask(effect, request, is_stream=is_stream)
-            elif isinstance(effect, Pause):
+            elif isinstance(effect, Sleep):
                 self.waiter.sleep(effect.seconds)
             else:
                 return self._ended(action, effect)
@@ -138,11 +138,11 @@ class Agents:
             self._idle = connection
         return Answer(connection.address, response.status, response.headers, body, response if is_open else None)
 
-    def _ended(self, action: str, end: End) -> Done:
-        if isinstance(end, Done):
+    def _ended(self, action: str, end: End) -> Success:
+        if isinstance(end, Success):
             self._prefer(end.answer.address)
             return end
-        if isinstance(end, Refused):
+        if isinstance(end, ErrorAnswer):
             self._prefer(end.address)
             raise read_problem(action, end)
         if isinstance(end, Lost):
@@ -169,8 +169,8 @@ class Agents:
             raise NoAgentAnswered([spell(first)], event.causes[first])
         if isinstance(event, Broken):
             raise Failure(f"{action}: {event.cause}", "run the command again", SWARM_FAILED)
-        end = Conversation((first,), Terms(repeatable=False, busy_limit_s=0.0), 0.0).step(event, 0.0)
-        assert not isinstance(end, Ask | Pause)
+        end = Conversation((first,), RequestTerms(repeatable=False, busy_limit_s=0.0), 0.0).step(event, 0.0)
+        assert not isinstance(end, Ask | Sleep)
         return self._ended(action, end).document
 
     def __enter__(self) -> Self:
@@ -253,7 +253,7 @@ class Agents:
             self._memory = ""  # do without
 
 
-def read_problem(action: str, refused: Refused) -> AgentRefusal:
+def read_problem(action: str, refused: ErrorAnswer) -> AgentRefusal:
     """Turn an error document (RFC 9457) into the two lines that people read."""
     problem, status, code = refused.problem, refused.status, refused.code
     detail = str(problem.get("detail") or problem.get("title") or f"the agent answered {status}")

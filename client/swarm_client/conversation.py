@@ -1,7 +1,7 @@
 """One request to a swarm, as decisions alone: whom to ask next, how long to wait, what may be asked again.
 
 A `Conversation` opens no socket and reads no clock.  Its driver tells it what happened (`Unreached`, `Broken`,
-`Answer`, or None at the beginning and after a pause) and does what it is given: `Ask` these agents, `Pause`, or one of
+`Answer`, or None at the beginning and after a pause) and does what it is given: `Ask` these agents, `Sleep`, or one of
 the ends.  `swarm_client.agents` drives it for the command, `swarm_client.sdk` for programs.
 
 1. Every agent is asked once, in order: each is given `patience_s`, the last one `limit_s`.
@@ -40,7 +40,7 @@ NOTHING_DONE = ("not_ready", "too_many_requests", "too_many_streams")
 """Codes that say that the request was not carried out, whatever it was (docs/errors.md)."""
 
 
-class Terms(NamedTuple):
+class RequestTerms(NamedTuple):
     """What one request allows.
 
     `busy_limit_s` bounds the tries at a swarm that is too busy; None: three within 30 s.  A request that
@@ -54,13 +54,13 @@ class Terms(NamedTuple):
     needs_shepherd: bool = False
 
 
-PLAIN = Terms()
-TO_SHEPHERD = Terms(needs_shepherd=True)
-ONCE = Terms(repeatable=False)
-ONCE_TO_SHEPHERD = Terms(repeatable=False, needs_shepherd=True)
-SUBMISSION = Terms(patience_s=SUBMIT_PATIENCE_S, busy_limit_s=SUBMIT_LIMIT_S)
+PLAIN = RequestTerms()
+TO_SHEPHERD = RequestTerms(needs_shepherd=True)
+ONCE = RequestTerms(repeatable=False)
+ONCE_TO_SHEPHERD = RequestTerms(repeatable=False, needs_shepherd=True)
+SUBMISSION = RequestTerms(patience_s=SUBMIT_PATIENCE_S, busy_limit_s=SUBMIT_LIMIT_S)
 """Of a job with its ticket, which makes one job of however many tries."""
-STREAM = Terms(patience_s=1.0, limit_s=STREAM_SILENCE_S, busy_limit_s=0.0)
+STREAM = RequestTerms(patience_s=1.0, limit_s=STREAM_SILENCE_S, busy_limit_s=0.0)
 
 
 class Unreached(NamedTuple):
@@ -101,20 +101,20 @@ class Ask(NamedTuple):
     may_reuse: bool
 
 
-class Pause(NamedTuple):
+class Sleep(NamedTuple):
     """An effect: let this time pass."""
 
     seconds: float
 
 
-class Done(NamedTuple):
+class Success(NamedTuple):
     """An end: the request was carried out.  `document` is None of a stream."""
 
     answer: Answer
     document: Any
 
 
-class Refused(NamedTuple):
+class ErrorAnswer(NamedTuple):
     """An end: an agent answered with a problem (RFC 9457); without its `retry_after_s` it is not worth another try."""
 
     address: Address
@@ -154,13 +154,13 @@ class Unusable(NamedTuple):
     is_stranger: bool = False
 
 
-End = Done | Refused | Silent | Lost | Unusable
+End = Success | ErrorAnswer | Silent | Lost | Unusable
 
 
 class Conversation:
     """One request, from the first try to its end; `step` takes an event and gives what to do next."""
 
-    def __init__(self, addresses: Iterable[Address], terms: Terms, now_s: float) -> None:
+    def __init__(self, addresses: Iterable[Address], terms: RequestTerms, now_s: float) -> None:
         self._everybody, self._terms = tuple(addresses), terms
         limit_s = BUSY_LIMIT_S if terms.busy_limit_s is None else terms.busy_limit_s
         self._end_s = now_s + (SHEPHERD_LIMIT_S if terms.needs_shepherd else limit_s)
@@ -172,9 +172,9 @@ class Conversation:
         self._left = list(self._everybody)
         self._is_last_round, self._was_broken = False, False
         self._last_try_s = self._end_s
-        self._best: Refused | Unusable | None = None
+        self._best: ErrorAnswer | Unusable | None = None
 
-    def step(self, event: Unreached | Broken | Answer | None, now_s: float) -> Ask | Pause | End:
+    def step(self, event: Unreached | Broken | Answer | None, now_s: float) -> Ask | Sleep | End:
         """The next effect.  After an end there is none."""
         end: End | None = None
         if isinstance(event, Unreached):
@@ -204,7 +204,7 @@ class Conversation:
         """The end that an answer is, or None where another agent may do better."""
         address = answer.address
         if answer.stream is not None:
-            return Done(answer, None)
+            return Success(answer, None)
         if not _is_agent(answer.headers) or 300 <= answer.status < 400:
             self._best = self._best or Unusable(address, "it is not an agent", is_stranger=True)
             self._pass_over(address, "not an agent")
@@ -213,18 +213,18 @@ class Conversation:
             document = json.loads(answer.body) if answer.body else {}
         except ValueError:
             cause = f"the answer is not JSON: {answer.body[:60]!r}"
-            return Unusable(address, cause) if answer.status < 400 else Refused(address, answer.status, {}, 0.0)
+            return Unusable(address, cause) if answer.status < 400 else ErrorAnswer(address, answer.status, {}, 0.0)
         if answer.status < 400:
-            return Done(answer, document)
+            return Success(answer, document)
         problem = document if isinstance(document, dict) else {}
-        refused = Refused(address, answer.status, problem, _retry_after_s(problem, answer.headers))
+        refused = ErrorAnswer(address, answer.status, problem, _retry_after_s(problem, answer.headers))
         if not self._may_pass_over(refused):
             return refused
         self._best = refused
         self._pass_over(address, "not ready")
         return None
 
-    def _may_pass_over(self, refused: Refused) -> bool:
+    def _may_pass_over(self, refused: ErrorAnswer) -> bool:
         if refused.status not in BUSY or (self._terms.needs_shepherd and refused.code in WAITED_FOR):
             return False
         return self._terms.repeatable or refused.code in NOTHING_DONE
@@ -251,16 +251,16 @@ class Conversation:
         self._left += [address for address in self._everybody if address not in self._left]
         return self._ask(now_s)
 
-    def _pause_or_end(self, now_s: float) -> Pause | End:
+    def _pause_or_end(self, now_s: float) -> Sleep | End:
         """What an agent said tells more than that others are silent."""
         best = self._best
-        if isinstance(best, Refused) and self._may_pause(best, now_s):
+        if isinstance(best, ErrorAnswer) and self._may_pause(best, now_s):
             self._retries += 1
             self._begin()
-            return Pause(min(best.retry_after_s, BUSY_PAUSE_S))
+            return Sleep(min(best.retry_after_s, BUSY_PAUSE_S))
         return best or Silent(self._causes)
 
-    def _may_pause(self, refused: Refused, now_s: float) -> bool:
+    def _may_pause(self, refused: ErrorAnswer, now_s: float) -> bool:
         if not refused.retry_after_s or refused.code in WAITED_FOR:
             return False
         if self._terms.busy_limit_s is None and self._retries >= BUSY_RETRIES:

@@ -41,12 +41,12 @@ from swarm_client.conversation import (
     Broken,
     Contact,
     Conversation,
-    Done,
     End,
+    ErrorAnswer,
     Lost,
-    Pause,
-    Refused,
-    Terms,
+    RequestTerms,
+    Sleep,
+    Success,
     Unreached,
     live_addresses,
     passes,
@@ -262,7 +262,7 @@ class SwarmClient:
         be asked about it for 30 s.
         """
         contact, is_known = Contact(CONTACT_LIMIT_S), False
-        terms = Terms(patience_s=WAIT_ROUND_S + 10.0, limit_s=WAIT_ROUND_S + 10.0)
+        terms = RequestTerms(patience_s=WAIT_ROUND_S + 10.0, limit_s=WAIT_ROUND_S + 10.0)
         await self._learn()
         async with asyncio.timeout(timeout_s):
             while True:
@@ -343,13 +343,13 @@ class SwarmClient:
         *,
         query: Mapping[str, str] | None = None,
         body: object = None,
-        terms: Terms = PLAIN,
+        terms: RequestTerms = PLAIN,
     ) -> Any:
         """Ask the agents until one has carried it out."""
         request = {"method": method, "path": path, "params": query, "json": body}
         return (await self._converse(request, terms)).document
 
-    async def _converse(self, request: Mapping[str, Any], terms: Terms, *, is_stream: bool = False) -> Done:
+    async def _converse(self, request: Mapping[str, Any], terms: RequestTerms, *, is_stream: bool = False) -> Success:
         """Do what the conversation says, and tell it what came of that."""
         conversation = Conversation(self._addresses, terms, time.monotonic())
         event: Unreached | Broken | Answer | None = None
@@ -358,7 +358,7 @@ class SwarmClient:
             event = None
             if isinstance(effect, Ask):
                 event = await self._ask(effect, **request, is_stream=is_stream)
-            elif isinstance(effect, Pause):
+            elif isinstance(effect, Sleep):
                 await asyncio.sleep(effect.seconds)
             else:
                 return self._ended(effect)
@@ -381,12 +381,12 @@ class SwarmClient:
         headers = {name.lower(): value for name, value in response.headers.items()}
         return Answer(address, response.status, headers, body, response if is_open else None)
 
-    def _ended(self, end: End) -> Done:
-        if isinstance(end, Done):
+    def _ended(self, end: End) -> Success:
+        if isinstance(end, Success):
             self._addresses.remove(end.answer.address)
             self._addresses.insert(0, end.answer.address)  # who answered is asked first from now on
             return end
-        if isinstance(end, Refused):
+        if isinstance(end, ErrorAnswer):
             raise SwarmRequestError(end.status, end.problem)
         cause = end.cause
         if isinstance(end, Lost):

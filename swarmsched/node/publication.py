@@ -6,13 +6,14 @@ plane's business; a job that lives for less than a second leaves no card.
 
 import random
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import Enum, auto
 
 from swarmsched.clock import Clock
 from swarmsched.cluster import Cluster
 from swarmsched.commands import Refused, SetSwarmSetting, SettingStored
 from swarmsched.effects import Announce, Effect, ReplyToClient
-from swarmsched.errors import ConfigError, FieldProblem
+from swarmsched.errors import ConfigError, FieldProblem, RemoteProtocolError
 from swarmsched.events import DatagramReceived, DiskChanged, PeerMessageReceived, ResourcesRead, TimerFired
 from swarmsched.facts import (
     Admitted,
@@ -233,12 +234,16 @@ class Publication:
 
 
 def make_state_plane(config: NodeConfig, restored: Restored, rng: random.Random) -> StatePlane:
-    """Plane B of this node, with the swarm-wide setting as it was stored; SwarmError if that is unusable."""
+    """Plane B of this node, with the swarm-wide setting as it was stored; the default where that cannot be used.
+
+    It may name a policy of a package that was removed: no node stays away for that.
+    """
     plane = StatePlane(
         StateConfig(config.node_id, config.generation, config.packet_bytes, config.timings.round_s), rng, check_setting
     )
     stored = restored.room(SETTING_ROOM).get(SETTING_KEY)
     if stored is not None:
-        plane.restore_setting(stored)
+        with suppress(RemoteProtocolError):
+            plane.restore_setting(stored)
     plane.restore_learned(restored.room(HISTORY_ROOM), restored.room(KINDS_ROOM))
     return plane

@@ -5,12 +5,12 @@ policy itself to the planner's process.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import ValidationError, convert
 from msgspec.structs import replace
@@ -26,6 +26,11 @@ from swarmsched.policies.base import PolicyKind
 from swarmsched.policies.checked import BadPlan, checked
 from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, Order, Plan, Policy, PolicySetting
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINTS = "swarmsched.policies"
+"""The group of entry points by which a package names its policies."""
 ID_LENGTH_MAX = 63
 FALLBACK = "backfill"
 TRIALS_MOST = 64  # plans of parts of the jobs, to find whose cards a policy cannot read
@@ -182,7 +187,22 @@ POLICIES: dict[str, PolicyKind] = {
 _RIGID = PolicyKind("swarm", "where no job takes several sizes", _SWARM, f"{_ROOM}turns:RigidPlanner")
 
 
-def add(kind: object) -> PolicyKind:
+def add_installed(entries: "Iterable[EntryPoint]") -> list[str]:
+    """Make the policies of installed packages known in this process; tell what is wrong with those that are left out.
+
+    Each is an entry point of the group `ENTRY_POINTS`, `my-own = my_package:KIND`.  Only that module is imported: the
+    class, and all that it needs, is first imported where a plan is made.
+    """
+    problems = []
+    for entry in entries:
+        try:
+            add(entry.load(), imports_class=False)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # somebody else's code; the agent goes on without it
+            problems.append(cleaned(f"policy {entry.name} ({entry.value}): {type(error).__name__}: {error}"))
+    return problems
+
+
+def add(kind: object, *, imports_class: bool = True) -> PolicyKind:
     """Make a policy of somebody's own known in this process; ConfigError where what describes it cannot be used."""
     remedy = 'KIND = PolicyKind("a-name", "what it is for", (), "module:Class")'
     if not isinstance(kind, PolicyKind):
@@ -198,7 +218,8 @@ def add(kind: object) -> PolicyKind:
         )
     if POLICIES.get(kind.name, kind) is not kind:
         raise ConfigError("KIND.name", f"there is a policy {kind.name!r} already", "give KIND another name")
-    _check_class("KIND.policy", kind.policy, "plan")
+    if imports_class:
+        _check_class("KIND.policy", kind.policy, "plan")
     if kind.order:
         _check_class("KIND.order", kind.order, "rank_key")
     POLICIES[kind.name] = kind

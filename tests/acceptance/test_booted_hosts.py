@@ -105,7 +105,7 @@ def wheels(tmp_path_factory):
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "-d", str(found["house"])]
     for python in PYTHONS:
         constrained = ["-c", str(ROOT / "constraints.txt"), "--python-version", python]
-        subprocess.run([*command, *constrained, str(today)], check=True, timeout=600)
+        subprocess.run([*command, *constrained, f"{today}[agent]"], check=True, timeout=600)
     return found
 
 

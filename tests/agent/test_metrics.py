@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from swarm_agent import metrics
 from swarm_agent.config import AgentConfig
 from swarm_agent.faults import Faults
+from swarm_agent.installed import software_version
 from swarm_agent.metrics import jobs
 from swarm_agent.metrics.observed import COUNTED, ROUTES_LIMIT, Observed
 from swarm_agent.planner import Foreseen, Promises
@@ -24,7 +25,6 @@ from swarm_agent.readiness import Check, Readiness
 from swarm_agent.task.reports import Reported
 from swarm_agent.telemetry.reading import GpuProcess, GpuReading, HostReading, TelemetrySnapshot, TelemetryState
 from swarm_agent.transport.arrivals import Arrivals
-from swarm_agent.version import software_version
 from swarmsched.api import JobState
 from swarmsched.effects import Announce
 from swarmsched.events import TimerFired

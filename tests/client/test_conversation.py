@@ -24,12 +24,12 @@ from swarm_client.conversation import (
     Broken,
     Contact,
     Conversation,
-    Done,
+    ErrorAnswer,
     Lost,
-    Pause,
-    Refused,
+    RequestTerms,
     Silent,
-    Terms,
+    Sleep,
+    Success,
     Unreached,
     Unusable,
     live_addresses,
@@ -90,14 +90,14 @@ def test_a_kept_connection_that_breaks_says_nothing_of_its_agent(three):
 def test_an_agent_that_is_too_busy_is_passed_over_and_all_of_them_are_asked_again_later(three, status):
     ask = three()
     later = {"status": status, "retry_after_seconds": 0.5}
-    assert told(ask, busy(A, **later), busy(B, **later), busy(C, **later)) == Pause(0.5)
+    assert told(ask, busy(A, **later), busy(B, **later), busy(C, **later)) == Sleep(0.5)
     assert ask.step(None, 0.5).addresses == (A, B, C)
 
 
 def test_a_swarm_that_stays_busy_is_asked_three_times_more(three):
     ask, round_of_all = three(), [busy(each, retry_after_seconds=1) for each in (A, B, C)]
     for _ in range(3):
-        assert told(ask, *round_of_all) == Pause(1.0)
+        assert told(ask, *round_of_all) == Sleep(1.0)
     end = told(ask, *round_of_all)
     assert (end.address, end.status, end.code) == (C, 503, "not_ready")
 
@@ -114,7 +114,7 @@ def test_the_pause_is_what_an_agent_asks_for_and_never_long(asked_for, pause):
     header = {key: value for key, value in asked_for.items() if "-" in key}
     refused = answer(A, 503, {**AGENT, **header}, code="not_ready", **{**asked_for, **header})
     effect = told(Conversation([A], PLAIN, 0.0), refused)
-    assert effect == Pause(pause) if pause else isinstance(effect, Refused)
+    assert effect == Sleep(pause) if pause else isinstance(effect, ErrorAnswer)
 
 
 def test_a_refusal_ends_it_at_the_first_agent(three):
@@ -159,7 +159,7 @@ def test_agents_that_took_no_connection_leave_time_to_ask_the_others_for_a_sheph
 def test_what_is_not_an_agent_is_passed_over_and_told_of_when_nobody_else_answers(three, odd):
     assert told(three(), odd).addresses == (B, C)
     assert told(three(ONCE), odd).addresses == (B, C)
-    assert isinstance(told(three(), odd, answer(B)), Done)
+    assert isinstance(told(three(), odd, answer(B)), Success)
     end = told(three(), odd, Unreached({B: "refused", C: "refused"}))
     assert isinstance(end, Unusable)
     assert (end.address, end.is_stranger) == (A, True)
@@ -169,17 +169,17 @@ def test_an_answer_that_cannot_be_read_is_no_success(three):
     end = told(three(), Answer(A, 200, AGENT, b"<html>"))
     assert isinstance(end, Unusable)
     assert "not JSON: b'<html>'" in end.cause
-    assert told(three(), Answer(A, 500, AGENT, b"<html>")) == Refused(A, 500, {}, 0.0)
+    assert told(three(), Answer(A, 500, AGENT, b"<html>")) == ErrorAnswer(A, 500, {}, 0.0)
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'"text"', b"7"])
 def test_a_problem_that_is_no_object_is_a_refusal_without_words(three, body):
-    assert told(three(), Answer(A, 409, AGENT, body)) == Refused(A, 409, {}, 0.0)
+    assert told(three(), Answer(A, 409, AGENT, body)) == ErrorAnswer(A, 409, {}, 0.0)
 
 
 def test_a_stream_is_handed_on_unread(three):
     opened = Answer(A, 200, {}, b"", object())
-    assert told(three(STREAM), opened) == Done(opened, None)
+    assert told(three(STREAM), opened) == Success(opened, None)
 
 
 def test_contact_is_kept_up_with_growing_pauses_until_its_time_is_over():
@@ -203,7 +203,7 @@ END_OF_IT = ("answers", "rejects", *TROUBLES)
 agents = st.lists(
     st.tuples(st.lists(st.sampled_from(TROUBLES), max_size=4), st.sampled_from(END_OF_IT)), min_size=1, max_size=5
 )
-kinds = st.sampled_from([PLAIN, ONCE, TO_SHEPHERD, ONCE_TO_SHEPHERD, SUBMISSION, STREAM, Terms(False, 0.3, 5.0)])
+kinds = st.sampled_from([PLAIN, ONCE, TO_SHEPHERD, ONCE_TO_SHEPHERD, SUBMISSION, STREAM, RequestTerms(False, 0.3, 5.0)])
 
 
 class DrawnSwarm:
@@ -224,7 +224,7 @@ class DrawnSwarm:
         for _ in range(5_000):
             effect = conversation.step(event, self.now_s)
             event = None
-            if isinstance(effect, Pause):
+            if isinstance(effect, Sleep):
                 assert effect.seconds <= BUSY_PAUSE_S
                 self.now_s += effect.seconds
             elif isinstance(effect, Ask):
@@ -270,9 +270,9 @@ def test_whatever_agents_do_nothing_is_done_twice_and_the_wait_is_bounded(script
     end = swarm.end()
     is_long = terms.needs_shepherd
     assert terms.repeatable or swarm.carried_out <= 1
-    assert terms.repeatable or not swarm.carried_out or isinstance(end, Done | Lost | Refused)
+    assert terms.repeatable or not swarm.carried_out or isinstance(end, Success | Lost | ErrorAnswer)
     assert not (isinstance(end, Lost) and terms.repeatable)
-    assert isinstance(end, Done) <= (swarm.carried_out > 0)
+    assert isinstance(end, Success) <= (swarm.carried_out > 0)
     if isinstance(end, Silent | Unusable) and not is_long:
         assert swarm.asked == set(swarm.scripts)
     assert swarm.now_s <= bound_s(len(scripts), terms)
@@ -293,4 +293,4 @@ def bound_s(agents, terms):
 def test_one_agent_that_is_well_is_always_found(scripts, place, terms, races):
     rest = [(troubles, last if last != "rejects" else "refuses") for troubles, last in scripts]
     rest.insert(place, ([], "answers"))
-    assert isinstance(DrawnSwarm(rest, terms, races=races).end(), Done)
+    assert isinstance(DrawnSwarm(rest, terms, races=races).end(), Success)

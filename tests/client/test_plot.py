@@ -81,7 +81,7 @@ def test_a_picture_that_could_not_be_drawn_is_refused_before_the_run(capsys, job
         assert (code, out) == (2, "")
         assert told in error
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install 'swarmsched[plots]'" in replay(capsys, str(jobs), "--plot", str(tmp_path / "p.png"))[2]
+    assert "pip install 'swarmsched[lab]'" in replay(capsys, str(jobs), "--plot", str(tmp_path / "p.png"))[2]
 
 
 def test_a_picture_that_has_become_impossible_costs_no_result_and_dollars_are_no_formula(capsys, tmp_path, monkeypatch):

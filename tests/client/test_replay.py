@@ -2,12 +2,15 @@
 
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from swarm_client.cli import main
+from swarmsched.policies import registry
+from tests.testbed.packages import own_policies
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "smallest_first.py"
 KIND = "from swarmsched.policies.base import ParameterSpec as Spec, PolicyKind\nKIND = PolicyKind"
@@ -52,6 +55,16 @@ def test_of_many_jobs_that_can_never_run_a_few_are_named(capsys, tmp_path):
     file.write_text("job_id,submit_time_s,num_gpus,duration_s\n" + "".join(f"j{each},0,99,1\n" for each in range(9)))
     code, _, told = replay(capsys, str(file), "--policy", "fifo")
     assert (code, told.count("needs 99 GPUs"), told.endswith("; and 6 more\n")) == (1, 3, True), told
+
+
+def test_a_policy_of_an_installed_package_is_replayed_by_its_name(capsys, jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "POLICIES", {**registry.POLICIES})
+    monkeypatch.syspath_prepend(own_policies(tmp_path / "packages").parent)
+    code, out, told = replay(capsys, str(jobs), "--select", "cluster=x", "--policy", "smallest-first", "-o", "json")
+    assert (code, json.loads(out)["policy"]) == (0, "smallest-first")
+    left_out = "swarm: left out: policy broken (no_such_package:KIND): ModuleNotFoundError"
+    assert told.startswith(left_out)
+    del sys.modules["smallest_first"]  # another file of that name is another module
 
 
 def test_quietly_the_jobs_that_did_not_finish_are_printed_and_nothing_else(capsys, jobs):

@@ -41,7 +41,8 @@ from swarm_agent.http.spec_schema import asked_spec, shown_spec
 from swarm_client import job_key
 from swarm_client.cli import completion, load_command
 from swarm_client.config import load as load_config
-from swarm_client.job_request import build, option_of
+from swarm_client.job_key import option_of
+from swarm_client.job_request import build
 from swarm_client.options import help_text, parse
 from swarmsched.api import JobSpec, told
 from swarmsched.errors import JobRejected

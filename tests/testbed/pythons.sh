@@ -31,7 +31,7 @@ for version in $declared; do
   if [ ! -e "$folder/$version/.stamp" ]; then
     "$uv" venv --quiet --clear --python "$python" "$folder/$version" &&
       "$uv" pip install --quiet --compile-bytecode --python "$folder/$version/bin/python" -c constraints.txt \
-        -e . pytest pytest-asyncio pytest-xdist hypothesis && touch "$folder/$version/.stamp" || exit 1
+        -e '.[agent,lab]' pytest pytest-asyncio pytest-xdist hypothesis && touch "$folder/$version/.stamp" || exit 1
   fi
   # shellcheck disable=SC2086  # one word each
   "$folder/$version/bin/python" -m pytest -q -n 2 --dist loadgroup \

@@ -24,7 +24,7 @@ from swarm_agent.http.routes import Route
 from swarm_agent.http.submit import SubmitRoutes
 from swarm_agent.http.table import blob_routes, health_routes, job_routes, swarm_routes
 from swarm_agent.http.watch import JobChanges, JobWatch
-from swarm_agent.version import software_version
+from swarm_agent.installed import software_version
 
 
 def build_api(

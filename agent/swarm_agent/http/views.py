@@ -14,7 +14,7 @@ from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.keys import document
 from swarm_agent.http.when import rfc3339
-from swarm_agent.version import software_version
+from swarm_agent.installed import software_version
 from swarmsched import ids
 from swarmsched.api import API_VERSION, JobState
 from swarmsched.gossip.member import MemberStatus, MemberView

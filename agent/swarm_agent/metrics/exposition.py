@@ -11,11 +11,11 @@ from prometheus_client.exposition import choose_encoder
 
 from swarm_agent.agent import Agent
 from swarm_agent.http.attendance import attendance_by
+from swarm_agent.installed import software_version
 from swarm_agent.metrics.gpu import dcgm_families, gpu_families
 from swarm_agent.metrics.observed import OBSERVED
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.telemetry.reading import TelemetrySnapshot
-from swarm_agent.version import software_version
 from swarmsched.api import JobState
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeStatus

@@ -203,7 +203,7 @@ def replay(session: Session, arguments: Arguments, file: str) -> int:
     try:
         if picture:
             plot.check(picture)
-        settings = _settings(arguments)
+        settings = _settings(session, arguments)
         profiles = read_profiles(arguments["profiles"])
         _check_limits(settings[0].gpus_most, profiles)
         jobs = read_jobs(file, arguments["select"])
@@ -295,11 +295,15 @@ def summary(settings: Replay, observer: RunLog) -> dict[str, Any]:
     return {**head, **observer.summary()}
 
 
-def _policies(arguments: Arguments) -> list[PolicySetting]:
+def _policies(session: Session, arguments: Arguments) -> list[PolicySetting]:
     """Each with those of the parameters that it has; whoever is alone must have them all."""
-    from swarmsched.policies.registry import check_setting, kind_of
+    from importlib.metadata import entry_points
+
+    from swarmsched.policies.registry import ENTRY_POINTS, add_installed, check_setting, kind_of
     from swarmsched.view import PolicySetting
 
+    for problem in add_installed(entry_points(group=ENTRY_POINTS)):
+        session.warn(f"left out: {problem}")
     names = [name.strip() for text in arguments["policy"] or ("swarm",) for name in text.split(",")]
     names = [_policy_of(Path(name)) if name.endswith(".py") else name for name in names]
     parameters = {name: _number("--parameter", name, value) for name, value in _pairs("--parameter", arguments)}
@@ -343,7 +347,7 @@ def _import(name: str, file: Path) -> None:
         raise UsageError(f"--policy {file}: {type(error).__name__}: {error}", "see docs/scheduling.md") from error
 
 
-def _settings(arguments: Arguments) -> list[Replay]:
+def _settings(session: Session, arguments: Arguments) -> list[Replay]:
     from swarmsched.gossip.state import ROUND_S
     from swarmsched.replay.perfect import Ticks
     from swarmsched.replay.setup import CHECKPOINT_S, MANNERS, Replay
@@ -379,7 +383,7 @@ def _settings(arguments: Arguments) -> list[Replay]:
         kind_by=arguments["kinds"] or "",
         keeps_batch=bool(arguments["keeps_batch"]),
     )
-    return [run(each) for each in _policies(arguments)]
+    return [run(each) for each in _policies(session, arguments)]
 
 
 def _view(arguments: Arguments) -> tuple[str, NetworkFaults]:

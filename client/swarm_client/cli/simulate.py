@@ -96,7 +96,17 @@ BREAK_COLUMNS = (
 
 
 def execute(session: Session, arguments: Arguments) -> int:
-    """Run the seeds and report."""
+    """Run what is asked for; UsageError where a package that it needs was not installed."""
+    try:
+        return _execute(session, arguments)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("swarm"):
+            raise
+        problem = f"`swarm simulate` needs the package {error.name}, which is not installed"
+        raise UsageError(problem, "pip install 'swarmsched[lab]'") from error
+
+
+def _execute(session: Session, arguments: Arguments) -> int:
     words = arguments.positionals
     _refuse(arguments, words[0] if words[:1] and words[0] in KINDS else "faults")
     if arguments["list_breaks"]:

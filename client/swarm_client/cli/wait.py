@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from swarm_client.cli.session import Session, as_swarm_failure
-from swarm_client.conversation import Contact, Terms
+from swarm_client.conversation import Contact, RequestTerms
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure, UsageError
 from swarm_client.follow import describe_end, may_pass, wait_for_contact
 from swarm_client.job_id import job_path
@@ -56,7 +56,7 @@ def _wait(session: Session, reference: str, goal: str, end_s: float) -> int:
         query["timeout"] = f"{left_s:.3f}"
         action = f"cannot wait for {reference}"
         try:
-            answer = session.agents.call(action, "GET", path, query=query, terms=Terms(patience_s=left_s + 5.0))
+            answer = session.agents.call(action, "GET", path, query=query, terms=RequestTerms(patience_s=left_s + 5.0))
         except Failure as failure:
             if not may_pass(failure, is_known=is_known):
                 raise
