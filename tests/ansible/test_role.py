@@ -3,6 +3,7 @@
 Hosts that boot, transient units and upgrades are not covered here (see the role's README).
 """
 
+import base64
 import json
 import os
 import pwd
@@ -26,6 +27,17 @@ KEY = "6f" * 32
 OLD_KEY = "77" * 32
 
 CHECKPOINTS = "/var/lib/swarm-check points"  # begins like the data's folder and is not below it
+
+FIRST_THREE = ["10.0.0.11:7433", "10.0.0.12:7433", "10.0.0.13:7433"]
+ALONE = 'seeds = [\n]\nkeyring_files = [\n  "/etc/swarm/previous-0.key",\n]\n'
+OTHERS = ALONE.replace("[\n", '[\n  "10.9.9.9:7433",\n  "[fd00::9]:7433",\n', 1)
+# By host: the members that its agent knows, the configuration that is there, and the seeds that are written at first.
+JOINED: dict[str, tuple[dict[str, str], str, list[str]]] = {
+    "y-joined": ({"gpu2": "alive", "y-joined": "alive"}, OTHERS, ["10.9.9.9:7433", "[fd00::9]:7433"]),
+    "y-lost": ({"gpu2": "failed", "xlate": "alive"}, OTHERS, FIRST_THREE),
+    "y-alone": ({"gpu2": "alive"}, ALONE, FIRST_THREE),
+    "y-fresh": ({}, "", FIRST_THREE),
+}
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "jobs-as-root": ({"swarm_agent_job_user": "root"}, "account other than root"),
@@ -125,6 +137,12 @@ def inventory(folder):
         "witness": good | {"swarm_agent_settings": {"checkpoint_dir": "/var/lib/swarm/saved"}},
         "xlate": good | {"ansible_host": "fd00::4"},
     }
+    for name, (members, present, _) in JOINED.items():
+        items = [{"name": member, "status": status} for member, status in members.items()]
+        hosts[name] = good | {
+            "swarm_agent_members": {"json": {"items": items}},
+            "swarm_agent_config_there": {"content": base64.b64encode(present.encode()).decode()},
+        }
     refused = {name: good | variables for name, (variables, _) in REFUSED.items()}
     for name, variables in (hosts | refused).items():
         (folder / name).mkdir()
@@ -159,11 +177,15 @@ def test_rendered_configuration_names_the_first_three_hosts_as_seeds(played):
     assert config["name"] == "gpu1"
     assert config["listen"] == "10.0.0.11:7433"
     assert config["seeds"] == ["10.0.0.12:7433", "10.0.0.13:7433"]
-    first = ["10.0.0.11:7433", "10.0.0.12:7433", "10.0.0.13:7433"]
-    assert played.config("xlate")["seeds"] == first  # and nobody has it as a seed: it may come and go
+    assert played.config("xlate")["seeds"] == FIRST_THREE  # and nobody has it as a seed: it may come and go
     assert config["dcgm_metrics"] is True
     assert config["telemetry_period_s"] == 2
     assert config["checkpoint_dir"] == CHECKPOINTS
+
+
+@pytest.mark.parametrize("host", JOINED)
+def test_an_agent_that_has_a_member_among_its_new_seeds_is_not_restarted_for_them(played, host):
+    assert played.config(host)["seeds"] == JOINED[host][2]
 
 
 def test_a_witness_is_configured_as_one_and_checkpoints_below_the_data_need_no_further_rule(played):
