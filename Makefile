@@ -14,11 +14,13 @@ INTEGRATIONS := .venv-integrations
 INTEGRATIONS_STAMP := $(INTEGRATIONS)/.stamp
 API := .venv-api
 API_STAMP := $(API)/.stamp
+BOOK := .venv-docs
+BOOK_STAMP := $(BOOK)/.stamp
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 export PATH := $(TOOLS):$(PATH)
 unexport PYTHONPATH
 
-.PHONY: all setup bytecode demo test pythons breaks chaos lint format bench faults soak science acceptance clean
+.PHONY: all setup bytecode demo test pythons breaks chaos lint format bench faults soak science acceptance docs clean
 
 all: lint test
 
@@ -62,6 +64,15 @@ $(API_STAMP): $(STAMP)
 	$(PYTHON) -m venv $(API)
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(API)/bin/python 'schemathesis>=4.32,<5'
 	touch $@
+
+$(BOOK_STAMP): $(STAMP)
+	$(PYTHON) -m venv $(BOOK)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BOOK)/bin/python 'mkdocs==1.6.1'
+	touch $@
+
+# The manual, as pages under site/; a link that leads nowhere, or a page that no group names, is an error.
+docs: $(BOOK_STAMP)
+	$(BOOK)/bin/mkdocs build --strict
 
 demo: bytecode $(TRAIN_STAMP)
 	$(BIN)/python docs/examples/demo.py --venv $(CURDIR)/$(TRAIN)
@@ -116,4 +127,4 @@ bench: bytecode
 	$(BIN)/python -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(TRAIN) $(INTEGRATIONS) $(ANSIBLE) $(API) .pythons .tools dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(TRAIN) $(INTEGRATIONS) $(ANSIBLE) $(API) $(BOOK) site .pythons .tools dist .mypy_cache .ruff_cache .pytest_cache

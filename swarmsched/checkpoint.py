@@ -1,4 +1,4 @@
-"""A checkpoint that the job's register knows: only such a one counts as "latest" (docs/protocol.md, plane C)."""
+"""A checkpoint that the job's register knows; no other counts as "latest" (docs/explanation/protocol.md, plane C)."""
 
 from typing import Annotated
 

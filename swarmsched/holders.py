@@ -1,7 +1,7 @@
 """Who keeps a job's record, and when enough of them have spoken.
 
 A holder is a node together with the identity of its store: a machine that lost its disk comes back under its old name
-with another store, and is not the holder that it was (docs/protocol.md, plane C).
+with another store, and is not the holder that it was (docs/explanation/protocol.md, plane C).
 
 Holders change through two overlapping configurations (joint consensus; Ongaro and Ousterhout, "In Search of an
 Understandable Consensus Algorithm", 2014, section 6): while `leaving` is set, both the present and the leaving

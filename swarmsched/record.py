@@ -222,7 +222,7 @@ def own_exit_code(record: JobRecord) -> int | None:
 
 
 def shell_exit_code(record: JobRecord) -> int:
-    """The code that `swarm run` returns for an ended job (user-visible contract, docs/cli.md)."""
+    """The code that `swarm run` returns for an ended job (user-visible contract, docs/reference/cli.md)."""
     if record.end_reason is EndReason.TIMEOUT:
         return 124
     if record.end_reason is EndReason.NODE_LOST:

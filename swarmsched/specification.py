@@ -1,8 +1,8 @@
 """The table of a job's specification: one row for each field, from which every door to it is made.
 
 From the rows come the reader of JSON and its problems, the JSON Schema, the options of `swarm run` and `submit` with
-their completion, the keys of job files and of `SWARM_RUN_*` variables, and docs/specification.md.  A plain field is a
-row here and a line in `api.JobSpec`.  The module imports nothing: a client reads it each time that it submits.
+their completion, the keys of job files and of `SWARM_RUN_*` variables, and docs/reference/specification.md.  A plain
+field is a row here and a line in `api.JobSpec`.  The module imports nothing: a client reads it at each submission.
 """
 
 from __future__ import annotations

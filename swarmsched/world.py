@@ -1,7 +1,8 @@
 """The world of an elastic attempt: which of its parts train together, by versions that only grow.
 
 A part of an elastic gang is one rank, its *worker*.  The record says of each version who is in it; workers are told of
-it under the addresses that they have given themselves, and switch at a step boundary of their own (docs/elastic.md).
+it under the addresses that they have given themselves, and switch at a step boundary of their own
+(docs/explanation/elasticity.md).
 """
 
 from enum import Enum

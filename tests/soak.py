@@ -1,11 +1,11 @@
 """Many seeds of one commit of the core, in as many sittings and on as many machines as it takes: `make soak`.
 
 SOAK_SEEDS=0:20000 says which seeds, SOAK_SHARD=1/4 that this machine takes the first quarter of the blocks,
-SOAK_RECORD where to write (docs/soak.csv).  Each finished block is appended to the record with its commit; a block
-that the record has is not run again, so a soak that was stopped goes on where it was, also where a later commit has
-changed no more than what is around the core.  A tree with changes is refused: its results would belong to no commit.
-Exits with 1 if any block of this run found a violation, or if the record has all blocks, of all shards, and some rare
-path was walked in none of them.
+SOAK_RECORD where to write (docs/research/soak.csv).  Each finished block is appended to the record with its commit; a
+block that the record has is not run again, so a soak that was stopped goes on where it was, also where a later commit
+has changed no more than what is around the core.  A tree with changes is refused: its results would belong to no
+commit.  Exits with 1 if any block of this run found a violation, or if the record has all blocks, of all shards, and
+some rare path was walked in none of them.
 """
 
 import csv
@@ -39,7 +39,7 @@ class Soak:
     end: int
     shard: int = 1
     shard_count: int = 1
-    record: Path = Path("docs/soak.csv")
+    record: Path = Path("docs/research/soak.csv")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Soak":
@@ -49,7 +49,7 @@ class Soak:
             raise UsageProblem(f"SOAK_SEEDS={first}:{end} is empty; write first:end, as in 0:20000")
         if not 1 <= shard <= count:
             raise UsageProblem(f"SOAK_SHARD={shard}/{count} is no shard; write number/count, as in 1/4")
-        return cls(first, end, shard, count, Path(environment.get("SOAK_RECORD", "docs/soak.csv")))
+        return cls(first, end, shard, count, Path(environment.get("SOAK_RECORD", "docs/research/soak.csv")))
 
     def blocks(self) -> Iterator[range]:
         """Those of this shard."""

@@ -37,7 +37,7 @@ PASSING = (*BUSY, 502, 504)
 WAITED_FOR = ("shepherd_unreachable",)
 """Codes of an agent that has waited by itself: to ask again would wait again."""
 NOTHING_DONE = ("not_ready", "too_many_requests", "too_many_streams")
-"""Codes that say that the request was not carried out, whatever it was (docs/errors.md)."""
+"""Codes that say that the request was not carried out, whatever it was (docs/reference/errors.md)."""
 
 
 class RequestTerms(NamedTuple):

@@ -15,7 +15,7 @@ LOOK_CLOSER = "; `swarm doctor` looks closer"  # which `swarm doctor` itself lea
 
 
 class Failure(Exception):
-    """Ends the command with `exit_code` (docs/cli.md) after two lines on stderr."""
+    """Ends the command with `exit_code` (docs/reference/cli.md) after two lines on stderr."""
 
     def __init__(self, problem: str, remedy: str = "", exit_code: int = FAILED) -> None:
         self.problem, self.remedy, self.exit_code = problem, remedy, exit_code

@@ -47,7 +47,7 @@ def may_pass(failure: Failure, *, is_known: bool) -> bool:
 
 
 class JobStream:
-    """The records of one job's log stream (docs/http-api.md, "Logs"), across agents.
+    """The records of one job's log stream (docs/reference/http-api.md, "Logs"), across agents.
 
     With `is_known` the job was accepted before: then even "no such job" is a passing state of an agent that has not
     heard of it, and is retried like a broken connection.  With `is_lossless` ranks that are too far ahead

@@ -80,7 +80,7 @@ class SwarmRequestError(SwarmError):
 class Job:
     """A job as an agent described it; times are RFC 3339 text, durations seconds.
 
-    `document` is the whole answer (docs/http-api.md) for what has no attribute here.
+    `document` is the whole answer (docs/reference/http-api.md) for what has no attribute here.
     """
 
     id: str

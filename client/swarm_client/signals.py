@@ -1,4 +1,4 @@
-"""Signals and detach keys of a command that follows a job (docs/cli.md, "Signals")."""
+"""Signals and detach keys of a command that follows a job (docs/reference/cli.md, "Signals")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inside a task: one request to its agent, over the socket that docs/checkpoints.md describes."""
+"""Inside a task: one request to its agent, over the socket that docs/reference/checkpoints.md describes."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
     swarm_elastic.checkpoint("step-1000.pt")
     swarm_elastic.report(step=1000, loss=0.31, total_steps=90_000)
 
-    training = swarm_elastic.Elastic(model, optimizer, global_batch=256)  # docs/elastic.md
+    training = swarm_elastic.Elastic(model, optimizer, global_batch=256)  # docs/reference/elastic.md
 
 A job that is started again finds the newest checkpoint that was committed at SWARM_RESUME_FROM.  Outside of a swarm
 all of this does nothing, and says so once.

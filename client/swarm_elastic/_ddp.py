@@ -23,7 +23,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]  # torch i
     """The module, whose gradients are the mean over the samples of all ranks when `backward` returns.
 
     Made after the optimizer, which has the parameters of `module`.  `elastic` tells of the members, deals out batches
-    and writes checkpoints, as docs/elastic.md has it; its `step` is not called.
+    and writes checkpoints, as docs/reference/elastic.md has it; its `step` is not called.
     """
 
     def __init__(

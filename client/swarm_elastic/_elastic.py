@@ -192,7 +192,7 @@ class Elastic:
 
     @property
     def grad_noise(self) -> float | None:
-        """As docs/reports.md has it; None before it was measured, which takes two ranks."""
+        """As docs/reference/reports.md has it; None before it was measured, which takes two ranks."""
         return self._noise.value
 
     # Data.

@@ -1,4 +1,4 @@
-"""Durations of leases and contacts (docs/protocol.md, plane C).  Each side counts on its own monotonic clock.
+"""Durations of leases and contacts (docs/explanation/protocol.md, plane C), each on the monotonic clock of its side.
 
 Clocks may run 5 % apart: whoever waits for another's time to be over waits `patience_s` of it.
 """

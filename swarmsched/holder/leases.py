@@ -1,9 +1,9 @@
 """Leases: may this node act for the jobs that others hold, and for how long does it vote for nobody else?
 
 A lease is for calm, not for safety: it keeps holders from voting for another shepherd while the present one is well
-(docs/protocol.md, plane C).  It is kept between pairs of nodes for all jobs between the two, in memory alone.  A grant
-counts from the sending of its renewal, while the holder counts from the receipt, so the shepherd's time is over first,
-whatever the network did.  A lost renewal or grant is superseded by the next one.
+(docs/explanation/protocol.md, plane C).  It is kept between pairs of nodes for all jobs between the two, in memory
+alone.  A grant counts from the sending of its renewal, while the holder counts from the receipt, so the shepherd's time
+is over first, whatever the network did.  A lost renewal or grant is superseded by the next one.
 
 Only durations on one clock are compared.  What a restarted holder had granted is forgotten, so it waits for one full
 lease from its start; updates of the present shepherd it accepts at once, which is not asked here.  A lease is that of

@@ -5,7 +5,7 @@ taken at its best, so that a policy will try it: without a second rank there is 
 node the network is as fast as one machine, without a third rank no rank makes another slower.
 
 Plans wait for fits, two or three in each while jobs report.  `scipy.optimize.least_squares` takes 1.6 ms for one of
-these, four fifths of it around the few small products that `_descend` makes (docs/benchmarks.md).
+these, four fifths of it around the few small products that `_descend` makes (docs/research/benchmarks.md).
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 A claim alone keeps the first in line from being starved.  With victims it is a preemption, planned for the whole gang:
 first every owner keeps the GPUs for the taker, then every victim's shepherd is asked, and only when all have said yes
 are they told to stop; nobody is stopped for a gang that cannot run afterwards.  Each victim is stopped by its own
-shepherd, with its own grace (docs/protocol.md, plane D).
+shepherd, with its own grace (docs/explanation/protocol.md, plane D).
 """
 
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""Drawing a plan of faults from a seed, in the ranges of docs/simulator.md (Faults).
+"""Drawing a plan of faults from a seed, in the ranges of docs/explanation/simulator.md (Faults).
 
 Whole classes are left out at random (swarm testing; Groce et al., 2012): a run in which everything goes wrong at once
 rarely gets anywhere, and some bugs show only while other faults are absent.

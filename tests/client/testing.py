@@ -1,4 +1,4 @@
-"""A small agent for the client's tests: real HTTP on loopback, shapes of docs/http-api.md, scripted jobs."""
+"""A small agent for the client's tests: real HTTP on loopback, shapes of docs/reference/http-api.md, scripted jobs."""
 
 import base64
 import hashlib

@@ -123,9 +123,10 @@ def test_a_row_makes_the_line_of_a_field_in_its_reference(doors):
     )
 
 
-def test_the_reference_of_the_fields_is_that_of_the_table():
-    text = reference.PAGE.read_text()
-    assert text == reference.generated(text), "write it again: python -m tests.docs.reference"
+@pytest.mark.parametrize("page", reference.PAGES)
+def test_a_reference_page_says_what_the_tables_of_the_code_say(page):
+    text = reference.path_of(page).read_text()
+    assert text == reference.generated(page, text), "write it again: python -m tests.docs.reference"
 
 
 LARGEST = {

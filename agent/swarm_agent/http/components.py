@@ -1,4 +1,4 @@
-"""JSON Schemas of the documents in docs/http-api.md, by name; tests hold real answers against them.
+"""JSON Schemas of the documents in docs/reference/http-api.md, by name; tests hold real answers against them.
 
 Those of jobs, members, nodes, GPUs and tasks come from the tables that the documents are made from.
 """

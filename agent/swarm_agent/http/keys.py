@@ -1,5 +1,6 @@
 """The documents of jobs, members, nodes, GPUs and tasks, key by key: a row has the key's name, its JSON Schema, and
-where its value comes from.  Answers and /openapi.json are both made from these tables; docs/http-api.md explains them.
+where its value comes from.  Answers and /openapi.json are both made from these tables, which
+docs/reference/http-api.md explains.
 """
 
 from collections.abc import Callable, Iterable

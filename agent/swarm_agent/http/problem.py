@@ -1,6 +1,6 @@
 """Problems: every error answer of the API, as RFC 9457 documents with a stable `code` and an explanation.
 
-`KINDS` is the whole list; `/errors/CODE` serves it and a test holds docs/errors.md to it.
+`KINDS` is the whole list; `/errors/CODE` serves it and a test holds docs/reference/errors.md to it.
 """
 
 import json

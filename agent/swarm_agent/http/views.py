@@ -1,4 +1,4 @@
-"""The JSON documents of the API: pure functions from the core's values to dicts, described in docs/http-api.md."""
+"""The JSON documents of the API, as docs/reference/http-api.md has them: functions from the core's values to dicts."""
 
 import time
 from collections import Counter

@@ -110,7 +110,7 @@ COMMON: tuple[Option, ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code (docs/cli.md lists them)."""
+    """Run one command and return its exit code (docs/reference/cli.md lists them)."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:

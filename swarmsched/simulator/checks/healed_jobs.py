@@ -20,20 +20,20 @@ from swarmsched.view import PolicySetting
 Ends = Mapping[JobId, Collection[EndReason]]
 
 ACTING_S = 20.0
-"""One acting shepherd (docs/invariants.md, 14)."""
+"""One acting shepherd (docs/explanation/invariants.md, 14)."""
 
 FORMER_S = 90.0
 """Where a job is held by now comes with the full exchange of every minute at the latest; then it is read."""
 
 HOLD_SLACK_S = 1.0
 STUCK_S = 660.0
-"""No hold outlives its deadline + 1 s; nothing is draining or orphaned for over 11 min (docs/invariants.md, 15)."""
+"""No hold outlives its deadline + 1 s; nothing is draining or orphaned for over 11 min (invariant 15)."""
 
 TOP_PLACED_S = 10.0
-"""The top-ranked gang is placed, if capacity suffices (docs/invariants.md, 16)."""
+"""The top-ranked gang is placed, if capacity suffices (docs/explanation/invariants.md, 16)."""
 
 QUEUE_EMPTY_S = 5.0
-"""A queue that fits what is free is empty (docs/invariants.md, 17)."""
+"""A queue that fits what is free is empty (docs/explanation/invariants.md, 17)."""
 
 LAS_THRESHOLD_GPU_S = 3_250.0
 """Of the first class, where the setting says nothing."""

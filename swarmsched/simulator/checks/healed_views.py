@@ -8,7 +8,7 @@ from swarmsched.simulator.checks.healing import Healed, Rule
 from swarmsched.simulator.host import Host
 
 MEMBERSHIP_S = 15.0
-"""Full, equal membership (docs/invariants.md, 12)."""
+"""Full, equal membership (docs/explanation/invariants.md, 12)."""
 
 ROUNDS_TO_ALL = ((3, 2), (30, 7), (100, 8), (1_000, 10), (3_000, 11), (10_000, 13))
 """(members, rounds of 1 s that reach all), in the 99th percentile of a model of such exchanges."""
@@ -21,7 +21,7 @@ SUSPICION_S, SUSPICION_FACTOR = 3.0, 6.0
 """Minimum 3 x max(1, log10 N) s, maximum six times that (protocol, plane A)."""
 
 VERDICT_SLACK_S = 2.0
-"""Failed within suspicion maximum + 2 s (docs/invariants.md, 13)."""
+"""Failed within suspicion maximum + 2 s (docs/explanation/invariants.md, 13)."""
 
 HEALTH_S = 15.0
 """A survivor that was itself in trouble probes more slowly until its health has recovered (Lifeguard, 2018)."""

@@ -23,7 +23,7 @@ CLOCK_RATIO = 1.06
 PACKET_BYTES_MAX = 1_200  # the default of `packet_bytes_max`
 PACKET_OVERHEAD_BYTES = 72  # IP, UDP and sealing, counted against the cap
 STATE_CAPS = ((30, 5_000.0), (100, 12_000.0), (1_000, 40_000.0), (3_000, 120_000.0), (10_000, 200_000.0))
-"""(members, bytes per second): docs/protocol.md, plane B; straight lines between them on logarithmic axes."""
+"""(members, bytes per second): docs/explanation/protocol.md, plane B; between them straight on logarithmic axes."""
 
 PACKET_BURST_S, STREAM_BURST_S = 1.0, 20.0
 LIVENESS_PACKETS_PER_S = 60.0  # rumours to 3 peers and probes, both five times over: after send errors, at joins

@@ -4,7 +4,7 @@ from swarmsched.simulator.observer import InvariantViolated
 
 
 class Violation(InvariantViolated):
-    """An invariant is broken: its number in docs/invariants.md, 1 to 17, or its name there, as text."""
+    """An invariant is broken: its number in docs/explanation/invariants.md, 1 to 17, or its name there, as text."""
 
     def __init__(self, invariant: int | str, message: str) -> None:
         super().__init__(str(invariant), message)

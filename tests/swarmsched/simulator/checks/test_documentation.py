@@ -7,7 +7,7 @@ from swarmsched.simulator.checks.sometimes import NAMES
 from swarmsched.simulator.checks.suite import all_checkers
 
 ROOT = Path(__file__).parents[4]
-PAGE = (ROOT / "docs" / "invariants.md").read_text()
+PAGE = (ROOT / "docs/explanation/invariants.md").read_text()
 
 
 def test_every_checker_is_described():
