@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from swarm_client.cli.session import Session
 from swarm_client.conversation import ONCE_TO_SHEPHERD, TO_SHEPHERD
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure
 from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state, record_data
 from swarm_client.job_id import job_path
+from swarm_client.session import Session
 from swarm_client.signals import CANCEL_WINDOW_S, Keyboard, SignalWatch, has_input
 
 LAST_OUTPUT_CHARS = 2**16  # what a job wrote last usually says why it failed

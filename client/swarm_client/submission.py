@@ -11,13 +11,13 @@ from typing import Any
 
 from swarm_client.agents import Agents
 from swarm_client.cache import read_cache, write_cache
-from swarm_client.cli.session import Session
 from swarm_client.config import cache_home
 from swarm_client.conversation import SUBMISSION
 from swarm_client.failure import AgentRefusal, UsageError
 from swarm_client.job_request import JobRequest, build, refuse_unreadable
 from swarm_client.options import Arguments
 from swarm_client.quantity import show_count
+from swarm_client.session import Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

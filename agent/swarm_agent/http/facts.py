@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from swarm_agent.agent import Agent
+from swarm_agent.attendance import Attendance, attendance_by
 from swarm_agent.doctor import Diagnosis, examine
 from swarm_agent.planner import Foreseen
 from swarm_agent.task.reports import Reported
@@ -12,6 +13,7 @@ from swarmsched.estimate import SpeedQuestion
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeStatus
+from swarmsched.holders import Configuration
 from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.policies.explain import WhyReport
 from swarmsched.record import JobRecord
@@ -46,6 +48,17 @@ class AgentFacts:
     def member(self, name: NodeId) -> MemberView | None:
         """One of `members`."""
         return self._agent.node.member(name, self._agent.now_s())
+
+    def attendance(self) -> Attendance:
+        """Everybody as this agent sees them now."""
+        return attendance_by(self.members(), self.nodes())
+
+    def attendance_at(self, configuration: Configuration) -> Attendance:
+        """One job's holders alone: in a large swarm to look at everybody takes longer than the rest of an answer."""
+        names = {holder.node for holder in configuration.members}
+        members, nodes = [self.member(name) for name in names], [self.node(name) for name in names]
+        there = [each for each in members if each is not None]
+        return attendance_by(there, [each for each in nodes if each is not None])
 
     def named(self, name: str) -> NodeId:
         """The member that is meant: names are compared without case where one alone fits, but not exactly."""

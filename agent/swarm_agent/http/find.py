@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swarm_agent.http.attendance import Attendance
+from swarm_agent.attendance import Attendance
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.peers import LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, FanOut, Peers, first_unique
 from swarm_agent.http.problem import Problem

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Call, Document, HttpReply, answer, decode_cursor, encode_cursor
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.keys import AGE, END_REASONS, JOB
@@ -131,7 +130,7 @@ class JobList:
         Between two shepherds nobody acts for a job, and still it must not be missing: so its holders, and who was its
         shepherd last, speak of it as well.
         """
-        now_utc_s, attendance = time.time(), attendance_of(self._facts)
+        now_utc_s, attendance = time.time(), self._facts.attendance()
         own, records = self._peers.own_name, self._facts.records().values()
         mine = [
             each
@@ -167,7 +166,7 @@ class JobList:
 
     def _stand_ins(self, wanted: JobFilter, silent: frozenset[NodeId]) -> list[Document]:
         """Cards and held copies of jobs whose shepherds did not answer; the copies know more."""
-        now_utc_s, attendance = time.time(), attendance_of(self._facts)
+        now_utc_s, attendance = time.time(), self._facts.attendance()
         known = [job for job in self._facts.cards() if job.card.shepherd in silent]
         jobs = {job.job_id: card_document(job, now_utc_s) for job in known}
         for job_id, record in self._facts.records().items():

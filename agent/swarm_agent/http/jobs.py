@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from swarm_agent.http.attendance import attendance_of, no_majority
+from swarm_agent.attendance import no_majority
 from swarm_agent.http.exchange import Call, Document, HttpReply, answer
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.find import Found, JobFinder, over
@@ -211,7 +211,7 @@ class JobRoutes:
 
     def _doubt(self, document: Document) -> None:
         """Of a document that is not the newest: what depends on who is there at this moment."""
-        present = attendance_of(self._facts).present.intersection(document["holders"])
+        present = self._facts.attendance().present.intersection(document["holders"])
         document["has_majority"] = None if len(present) >= majority(len(document["holders"])) else False
         document["survives_deaths"] = None
         for share in document["nodes"]:
@@ -355,7 +355,7 @@ class JobRoutes:
             pass  # nobody who can be asked knows the holders
         holders = [NodeId(name) for key in ("holders", "leaving_holders") for name in document.get(key) or ()]
         if document.get("has_majority") is False and holders:
-            present = attendance_of(self._facts).present
+            present = self._facts.attendance().present
             return _no_majority(found.job_id, holders, present, was_sent=was_sent)
         if last.code not in ("shepherd_unreachable", "unknown_job"):
             return last

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from swarm_agent.http.attendance import Attendance
+from swarm_agent.attendance import Attendance
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import GpuFacts
 from swarm_agent.http.model import MODEL

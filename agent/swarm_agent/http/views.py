@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from swarm_agent.attendance import Attendance, no_majority, present
 from swarm_agent.eventlog import LoggedEvent
 from swarm_agent.http import keys
-from swarm_agent.http.attendance import Attendance, attendance_at, no_majority, present
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.keys import document
@@ -47,7 +47,7 @@ def job_document(record: JobRecord, now_utc_s: float, attendance: Attendance) ->
 
 def job_document_now(record: JobRecord, facts: AgentFacts) -> Document:
     """A job as it is at this moment, for whoever asks about this one alone."""
-    return job_document(record, time.time(), attendance_at(facts, record.configuration))
+    return job_document(record, time.time(), facts.attendance_at(record.configuration))
 
 
 def card_document(view: JobView, now_utc_s: float) -> Document:
@@ -139,7 +139,7 @@ def why_document(record: JobRecord, facts: AgentFacts) -> Document:
 def _report(record: JobRecord, facts: AgentFacts) -> WhyReport:
     """As the policy explains it, behind what no policy can help: that too many of the job's holders are gone."""
     report, configuration = facts.why(record.job_id), record.configuration
-    attendance = attendance_at(facts, configuration)
+    attendance = facts.attendance_at(configuration)
     if record.is_ended or attendance.has_majority(configuration):
         return report
     holders = [holder.node for holder in configuration.members]

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
 from swarm_agent.agent import Agent
-from swarm_agent.http.attendance import attendance_by
+from swarm_agent.attendance import attendance_by
 from swarm_agent.installed import software_version
 from swarm_agent.metrics.gpu import dcgm_families, gpu_families
 from swarm_agent.metrics.observed import OBSERVED

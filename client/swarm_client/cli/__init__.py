@@ -158,7 +158,7 @@ def _dispatch(words: list[str]) -> int:
     if arguments.command and not command.takes_command:
         raise UsageError(f"{name} takes nothing after `--`", f"`swarm {name} --help` shows its use")
 
-    from swarm_client.cli.session import Session
+    from swarm_client.session import Session
 
     session = Session(arguments)
     try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from swarm_client.attached import Attachment
-from swarm_client.cli.session import Session, as_swarm_failure, one_positional
 from swarm_client.failure import Failure
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration, whole
+from swarm_client.session import Session, as_swarm_failure, one_positional
 
 COMMAND = Command(
     "attach",

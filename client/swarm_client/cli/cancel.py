@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from swarm_client.cli.session import Session
 from swarm_client.conversation import ONCE_TO_SHEPHERD, TO_SHEPHERD
 from swarm_client.failure import OK, Failure, UsageError
 from swarm_client.job_id import job_path
 from swarm_client.job_list import list_jobs
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration
+from swarm_client.session import Session
 
 COMMAND = Command(
     "cancel",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from swarm_client.cli.session import Session
 from swarm_client.failure import OK, Failure, UsageError
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration
+from swarm_client.session import Session
 from swarm_client.task_socket import ask_agent
 
 TIMEOUT_S = 600.0

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from swarm_client.cli import ALIASES, COMMANDS, COMMON, common_options, load_command
 from swarm_client.cli.config import KEYS
 from swarm_client.cli.ps import END_REASONS, STATES
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
+from swarm_client.session import Session, one_positional
 from swarmsched.specification import FIELDS
 
 SHELLS = ("bash", "zsh", "fish")

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swarm_client import job_key
-from swarm_client.cli.session import Session
 from swarm_client.cli.setting import set_setting, unset_setting, view_setting
 from swarm_client.config import SETTINGS, user_file
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column
+from swarm_client.session import Session
 from swarm_client.toml_edit import Value, remove_key, remove_section, save, set_key
 
 ACTIONS = ("view", "set", "unset")

@@ -8,12 +8,12 @@ from email.utils import parsedate_to_datetime
 
 from swarm_client.address import Address, parse_address, spell
 from swarm_client.agents import Agents
-from swarm_client.cli.session import Session
 from swarm_client.cli.version import client_version
 from swarm_client.failure import FAILED, LOOK_CLOSER, NOT_AUTHORISED, OK, Failure
 from swarm_client.options import Arguments, Command
 from swarm_client.output import Column, state_style
 from swarm_client.quantity import show_count
+from swarm_client.session import Session
 
 COMMAND = Command(
     "doctor",

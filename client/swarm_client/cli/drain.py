@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from swarm_client.address import quote
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.conversation import TO_SHEPHERD
 from swarm_client.failure import OK, Failure, UsageError
 from swarm_client.job_id import job_path
 from swarm_client.job_list import list_jobs
 from swarm_client.options import Arguments, Command, Option
+from swarm_client.session import Session, one_positional
 
 COMMAND = Command(
     "drain",

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from swarm_client.cli.session import Session
 from swarm_client.conversation import Contact
 from swarm_client.failure import NOT_FOUND, OK, SWARM_FAILED, Failure, NoAgentAnswered, UsageError
 from swarm_client.http import ConnectionBroken
@@ -14,6 +13,7 @@ from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column, Printer, plain
 from swarm_client.quantity import show_time, whole
+from swarm_client.session import Session
 
 COMMAND = Command(
     "events",

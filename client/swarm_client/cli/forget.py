@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from swarm_client.address import quote
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK
 from swarm_client.options import Arguments, Command
+from swarm_client.session import Session, one_positional
 
 COMMAND = Command(
     "forget",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column
 from swarm_client.quantity import show_count, whole
+from swarm_client.session import Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

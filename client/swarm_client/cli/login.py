@@ -7,10 +7,10 @@ from pathlib import Path
 
 from swarm_client.address import parse_address, spell
 from swarm_client.agents import Agents
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.config import check_token, memory_file_of, read_token_file, user_file
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option
+from swarm_client.session import Session, one_positional
 from swarm_client.toml_edit import save, set_key
 
 COMMAND = Command(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
 from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state
 from swarm_client.job_id import split_rank
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration, whole
+from swarm_client.session import Session, one_positional
 
 
 def _since(text: str) -> str:

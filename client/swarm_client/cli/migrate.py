@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.conversation import TO_SHEPHERD
 from swarm_client.failure import OK, UsageError
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
+from swarm_client.session import Session, one_positional
 
 COMMAND = Command(
     "migrate",

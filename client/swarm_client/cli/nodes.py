@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from swarm_client.address import quote
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command
 from swarm_client.output import Column, state_style
 from swarm_client.quantity import show_bytes, show_duration, show_few, show_ratio
+from swarm_client.session import Session, one_positional
 
 COMMAND = Command("nodes", "List nodes; with a name, the GPUs of one node.", positionals="[NODE]")
 HANDLE = slice(10, 18)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.job_list import list_jobs
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.outlook import shown_start
 from swarm_client.output import Column, state_style
 from swarm_client.quantity import show_count, show_duration, show_few, show_ratio, show_time, whole
+from swarm_client.session import Session
 from swarm_client.start_phase import with_phase
 
 STATES = ("queued", "starting", "running", "stopping", "ended")
@@ -138,7 +138,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         raise UsageError(f"ps takes no {arguments.positionals[0]!r}", "`swarm status JOB` shows one job")
     query, limit = job_query(session, arguments), int(arguments.get("limit", LIMIT_DEFAULT))
     if arguments["watch"]:
-        from swarm_client.cli.top import watch
+        from swarm_client.watch import watch
 
         if not session.printer.is_for_people:
             raise UsageError("--watch shows tables alone", "leave out --watch, or -q, -o and --format")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.conversation import ONCE
 from swarm_client.failure import CONFLICT, OK, USAGE, Failure
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
+from swarm_client.session import Session, one_positional
 
 COMMAND = Command(
     "recover",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from swarm_client.cli.session import Session
     from swarm_client.options import Arguments
+    from swarm_client.session import Session
     from swarmsched.replay.cluster import Fleet
     from swarmsched.replay.results import RunLog
     from swarmsched.replay.setup import Measured, Replay

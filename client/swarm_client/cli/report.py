@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from swarm_client.cli.session import Session
 from swarm_client.failure import OK, Failure, UsageError
 from swarm_client.options import Arguments, Command, nearest
 from swarm_client.quantity import number
+from swarm_client.session import Session
 from swarm_client.task_socket import ask_agent
 
 TIMEOUT_S = 2.0

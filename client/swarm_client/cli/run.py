@@ -5,11 +5,11 @@ from __future__ import annotations
 from swarm_client import job_key
 from swarm_client.attached import Attachment
 from swarm_client.cli import refuse_shaping
-from swarm_client.cli.session import Session, as_swarm_failure
 from swarm_client.cli.submit import print_dry_run
 from swarm_client.failure import OK, Failure
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration
+from swarm_client.session import Session, as_swarm_failure
 from swarm_client.submission import submit
 
 COMMAND = Command(

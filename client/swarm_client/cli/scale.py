@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swarm_client.cli.session import Session
 from swarm_client.conversation import TO_SHEPHERD
 from swarm_client.failure import OK, UsageError
 from swarm_client.job_id import job_path
 from swarm_client.job_key import gpu_range
 from swarm_client.options import Arguments, Command
 from swarm_client.quantity import show_count
+from swarm_client.session import Session
 
 COMMAND = Command(
     "scale",

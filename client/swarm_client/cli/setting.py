@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import nearest
 from swarm_client.quantity import number
+from swarm_client.session import Session
 
 if TYPE_CHECKING:
     from swarmsched.gossip.setting import SwarmSetting

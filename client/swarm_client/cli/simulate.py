@@ -7,13 +7,13 @@ import os
 
 from swarm_client.cli.replay import OPTIONS as REPLAY_OPTIONS
 from swarm_client.cli.replay import replay
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.cli.workload import IMPORT_OPTIONS, generate, import_recordings
 from swarm_client.cli.workload import OPTIONS as GENERATE_OPTIONS
 from swarm_client.failure import FAILED, OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column
 from swarm_client.quantity import whole
+from swarm_client.session import Session, one_positional
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

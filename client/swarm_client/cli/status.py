@@ -8,7 +8,6 @@ from typing import Any
 from swarm_client import outlook
 from swarm_client.cli.model import model_lines
 from swarm_client.cli.ps import shown_gpus, shown_ratio, shown_state, survives
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.cli.workers import problems, workers_line
 from swarm_client.failure import OK, Failure
 from swarm_client.job_id import job_path
@@ -16,6 +15,7 @@ from swarm_client.job_request import word_list
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain, state_style
 from swarm_client.quantity import show_bytes, show_count, show_duration, show_moment, show_time, show_wait
+from swarm_client.session import Session, one_positional
 
 COMMAND = Command(
     "status",

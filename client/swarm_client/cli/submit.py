@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from swarm_client import job_key
-from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command
 from swarm_client.outlook import deadline_text, start_text
 from swarm_client.quantity import show_count
+from swarm_client.session import Session
 from swarm_client.submission import submit
 
 TYPE_CHECKING = False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from swarm_client.cli.session import Session
 from swarm_client.failure import OK
 from swarm_client.options import Arguments, Command, Option
+from swarm_client.session import Session
 
 COMMAND = Command("version", "Print the version.", (Option("--agents", "versions of the agents as well"),))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from swarm_client.cli.session import Session, as_swarm_failure
 from swarm_client.conversation import Contact, RequestTerms
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure, UsageError
 from swarm_client.follow import describe_end, may_pass, wait_for_contact
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration
+from swarm_client.session import Session, as_swarm_failure
 
 COMMAND = Command(
     "wait",

@@ -7,7 +7,6 @@ from typing import Any
 
 from swarm_client.cli.model import model_lines
 from swarm_client.cli.nodes import natural
-from swarm_client.cli.session import Session, one_positional
 from swarm_client.cli.status import needs, oddities, remaining
 from swarm_client.failure import OK
 from swarm_client.job_id import job_path
@@ -15,6 +14,7 @@ from swarm_client.options import Arguments, Command
 from swarm_client.outlook import start_text
 from swarm_client.output import plain
 from swarm_client.quantity import show_count
+from swarm_client.session import Session, one_positional
 
 COMMAND = Command("why", "Why a job is pending, or why it has what it has.", positionals="JOB")
 SHOWN = 10

@@ -18,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from swarm_client.cli.session import Session
     from swarm_client.options import Arguments
+    from swarm_client.session import Session
 
 FOLDER_DEFAULT = "generated"
 POLICIES = "swarm,tiresias,backfill"

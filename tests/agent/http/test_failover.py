@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from swarm_agent.http.attendance import Attendance
+from swarm_agent.attendance import Attendance
 from swarm_agent.http.reach import answer_of, items_of
 from swarmsched import ids
 from swarmsched.api import EndReason, JobState

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swarm_agent.http.attendance import Attendance
+from swarm_agent.attendance import Attendance
 from swarm_agent.http.jobs import signal_number
 from swarm_agent.http.keys import ByRecord
 from swarm_agent.http.problem import Problem

@@ -6,7 +6,6 @@ A view like all of membership: right within seconds, and good for people, never 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from swarm_agent.http.facts import AgentFacts
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeStatus
 from swarmsched.holders import Configuration, Holder, majority
@@ -54,15 +53,3 @@ def present(members: Iterable[MemberView]) -> frozenset[NodeId]:
 def attendance_by(members: Iterable[MemberView], nodes: Iterable[NodeStatus]) -> Attendance:
     """By what membership and the nodes' records say."""
     return Attendance(present(members), {each.record.node_id: each.record.store_id for each in nodes})
-
-
-def attendance_of(facts: AgentFacts) -> Attendance:
-    """Everybody as this agent sees them now."""
-    return attendance_by(facts.members(), facts.nodes())
-
-
-def attendance_at(facts: AgentFacts, configuration: Configuration) -> Attendance:
-    """One job's holders alone: in a large swarm to look at everybody takes longer than all the rest of an answer."""
-    names = {holder.node for holder in configuration.members}
-    members, nodes = [facts.member(name) for name in names], [facts.node(name) for name in names]
-    return attendance_by([each for each in members if each is not None], [each for each in nodes if each is not None])
