@@ -20,7 +20,7 @@ try:
 
     from swarm_agent.config import AgentConfig, flags, load_config, settings_help
     from swarm_agent.faults import Faults
-    from swarm_agent.footprint import give_back_memory, without_tls
+    from swarm_agent.footprint import give_back_memory
     from swarm_agent.installed import software_version
     from swarm_agent.journal import set_up_logging
     from swarm_agent.notify import feed_watchdog, notify
@@ -85,8 +85,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 async def _serve(config: AgentConfig) -> None:
-    with without_tls():
-        from swarm_agent.startup import running_agent  # noqa: PLC0415  # keeps --check-config and --help quick
+    from swarm_agent.startup import running_agent  # noqa: PLC0415  # keeps --check-config and --help quick
 
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()

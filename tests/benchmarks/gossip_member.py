@@ -17,16 +17,12 @@ from contextlib import AsyncExitStack
 from typing import Any, NoReturn
 
 import uvloop
+from aiohttp import web
 
-from swarm_agent.footprint import give_back_memory, without_tls
-
-with without_tls():
-    from aiohttp import web
-
-    from swarm_agent.driver import Driver
-    from swarm_agent.transport.peer import PeerChannel
-    from swarm_agent.transport.udp import UdpTransport
-
+from swarm_agent.driver import Driver
+from swarm_agent.footprint import give_back_memory
+from swarm_agent.transport.peer import PeerChannel
+from swarm_agent.transport.udp import UdpTransport
 from swarmsched.effects import Effect, Persist, SendDatagram, SendPeer
 from swarmsched.events import DatagramReceived, Event, PeerMessageReceived, TimerFired
 from swarmsched.gossip.exchange import STATE_MESSAGES

@@ -75,19 +75,6 @@ def test_a_key_that_cannot_be_used_exits_2_so_that_the_service_is_not_started_ag
     assert "does not hold 64 hexadecimal digits" in result.stderr
 
 
-def test_only_aiohttp_goes_without_tls() -> None:
-    program = (
-        "import sys\n"
-        "from swarm_agent.footprint import without_tls\n"
-        "with without_tls():\n"
-        "    import swarm_agent.startup\n"
-        "import aiohttp.connector, ssl\n"
-        "print(aiohttp.connector.ssl, sys.modules['ssl'] is ssl, ssl.OPENSSL_VERSION_NUMBER > 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "None True True\n"
-
-
 def test_an_unknown_option_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--lisen", "127.0.0.1:1"])
