@@ -257,8 +257,8 @@ def is_only_order_changed(old: JobCard, new: JobCard) -> bool:
 
 
 def must_be_known_at_once(old: JobCard, new: JobCard) -> bool:
-    """True when nobody need wait behind it any more, or what others plan to give it or to take from it has changed:
-    they would find its GPUs taken, could not tell by whom, and have their jobs make room once more."""
+    """True when nobody need wait behind the job any more, or when others' plans for it are out of date. They would
+    find its GPUs taken, could not tell by whom, and have their jobs make room once more."""
     has_left_queue = old.state is JobState.QUEUED and new.state is not JobState.QUEUED
     is_resized = old.elastic is not None and (old.state_index, old.shares) != (new.state_index, new.shares)
     return has_left_queue or is_resized

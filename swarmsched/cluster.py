@@ -111,15 +111,16 @@ class Cluster:
         return self._state.take_job_news()
 
     def member_changed(self, member: MemberView, now_s: float) -> None:
-        """It may live again, with another database than before."""
+        """A member changed: it may live again, with another database than before."""
         known = self._lives.get(member.node_id)
         if known is None or known.generation < member.generation:
             began_s = -math.inf if known is None else now_s
             self._lives[member.node_id] = _Life(member.generation, began_s, self._store(member.node_id, now_s))
 
     def can_act(self, job: JobView, now_s: float) -> bool:
-        """True while another live node shepherds it: the card of one that died stands in nobody's way, and neither does
-        that of one that has lost its database since, once others have had the time to take the job up."""
+        """True while another live node shepherds the job. The card of one that died stands in nobody's way, and
+        neither does that of one that has lost its database since, once others have had the time to take the job up.
+        """
         shepherd = job.card.shepherd
         if shepherd == self._me or not self._membership.is_alive(shepherd):
             return False

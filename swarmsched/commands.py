@@ -144,12 +144,13 @@ class SettingStored(Value):
 
 
 class Done(Value):
-    """It happened."""
+    """What a client asked for happened."""
 
 
 class Refused(Value):
-    """It did not happen.  `code` maps to an HTTP status: not_found 404, over 410 (past its retention), conflict
-    409, impossible 422, invalid 422, not_ready 503, unavailable 503 (outcome unknown, repeat with the same ticket)."""
+    """What a client asked for did not happen. `code` maps to an HTTP status: not_found 404, over 410 (past its
+    retention), conflict 409, impossible 422, invalid 422, not_ready 503, unavailable 503 (outcome unknown, repeat
+    with the same ticket)."""
 
     code: str
     problem: str

@@ -110,7 +110,7 @@ class StopTask(OfTask):
 
 
 class ExtendAttempt(OfAttempt):
-    """Its ranks here may run until `until_s` on the driver's monotonic clock (infinite: without limit).
+    """The ranks of an attempt here may run until `until_s` on the driver's monotonic clock (infinite: without limit).
 
     A later one replaces an earlier one.  When the time has come and no extension has, the ranks are frozen; a later
     extension lets them go on.  Must take effect although the agent dies: the shim keeps the time.

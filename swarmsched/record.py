@@ -163,7 +163,7 @@ class JobRecord(Value):
 
     @property
     def serving_gpus(self) -> int:
-        """Those of the parts that train: what is held for newcomers, and by those that leave, serves nobody."""
+        """GPUs of the parts that train: what is held for newcomers, and by those that leave, serves nobody."""
         return world_size(self.training) * self.spec.demand.gpus
 
     @property

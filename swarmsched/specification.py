@@ -122,7 +122,7 @@ FIELDS = (
               "when it should have ended: 2h from now, 17:30 or 2026-01-31T17:30+01:00; it is not stopped then",
               place="deadline_utc_s", high=10**10, since="0.2.0"),
     SpecField("mixed_gpus", "flag", "--mixed-gpus", "",
-              "its ranks may be on GPUs of several models at once", since="0.2.0"),
+              "let ranks be on GPUs of several models at once", since="0.2.0"),
 )
 # fmt: on
 """In the order of the API's documents."""

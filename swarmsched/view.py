@@ -223,8 +223,8 @@ class Span(Value):
 
 
 class Outlook(Value):
-    """What is expected of one live job, if nobody else comes: when it starts, when it ends, and how long it would take
-    alone on an equal share of the swarm's GPUs.  `problem` says why no start is known of a job that waits."""
+    """What is expected of one live job, if nobody else comes: when it starts and ends. `alone_s` is how long it would
+    take alone on an equal share of the swarm's GPUs. `problem` says why no start is known of a job that waits."""
 
     job_id: Job
     start: Span | None = None  # None of one that runs
@@ -234,8 +234,8 @@ class Outlook(Value):
     ranks_least: U32 = 0  # with so many it ends by its deadline, as expected; 0: it has none, or cannot
 
     def rho(self, age_s: float) -> float:
-        """Finish-time fairness (Themis, NSDI 2020) of a job that was submitted so long before: the time to its end from
-        then on, over that alone on an equal share; 0 where nobody knows."""
+        """Finish-time fairness (Themis, NSDI 2020) of a job that was submitted so long before. It is the time to its
+        end from then on, over that alone on an equal share; 0 where nobody knows."""
         return (age_s + self.end.expected_s) / self.alone_s if self.end and self.alone_s else 0.0
 
 

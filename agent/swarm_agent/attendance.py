@@ -46,7 +46,7 @@ def no_majority(whose: str, holders: Iterable[NodeId], there: Collection[NodeId]
 
 
 def present(members: Iterable[MemberView]) -> frozenset[NodeId]:
-    """Those of whom an answer can be expected."""
+    """Members of whom an answer can be expected."""
     return frozenset(member.node_id for member in members if member.status in PRESENT)
 
 

@@ -238,7 +238,7 @@ class SwarmClient:
         return Job.from_json(await self._call("POST", _job_path(job, "/scale"), body=body, terms=TO_SHEPHERD))
 
     async def migrate(self, job: str, *, nodes: Sequence[str] = (), avoid: Sequence[str] = ()) -> Job:
-        """Have a running job go on on `nodes`, or on any but those to `avoid`; an elastic one moves while it trains."""
+        """Move a running job to `nodes`, or to any but those to `avoid`; an elastic one moves while it trains."""
         body = {"nodes": list(nodes), "avoid": list(avoid)}
         return Job.from_json(await self._call("POST", _job_path(job, "/migrate"), body=body, terms=TO_SHEPHERD))
 

@@ -259,7 +259,7 @@ def ignored(root: str) -> list[str]:
 
 
 def ignored_files(root: str, wanted: Patterns) -> list[str]:
-    """Those of the ignored files that are wanted; a cache or an environment is looked into where it is meant itself."""
+    """Ignored files that are wanted; a cache or an environment is looked into where it is meant itself."""
     found: list[str] = []
     for path in ignored(root):
         if not _is_folder(root, path):

@@ -16,7 +16,7 @@ TELL_STEPS = "call its step by yourself, with the same on all ranks, and name it
 
 
 def shown(value: object) -> str:
-    """It in a few characters."""
+    """A value in a few characters."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001  # integers of too many digits, and whatever the objects of a script may raise

@@ -115,7 +115,7 @@ class Builder:
             return self._changed.wait_for(found, timeout_s)
 
     def reject(self, candidate: CandidatePlan) -> None:
-        """It came to nothing, or was lost; never to be offered again."""
+        """A plan came to nothing, or was lost: it is never offered again."""
         candidate.close()
         self._has_failed(candidate.plan)
 

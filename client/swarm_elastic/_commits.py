@@ -273,7 +273,8 @@ def name_in(folder: str, name: object) -> str:
 
 
 def readable(timeout_s: float, *descriptors: int) -> list[int]:
-    """Those that can be read within this time.  `select` would refuse descriptors above 1023, which scripts do have."""
+    """Descriptors that can be read within this time. `select` would refuse descriptors above 1023, which scripts do
+    have."""
     poll = select.poll()
     for each in descriptors:
         poll.register(each, select.POLLIN)

@@ -39,7 +39,7 @@ class CandidateSource(Protocol):
         """Wait for it."""
 
     def reject(self, candidate: CandidatePlan) -> None:
-        """It came to nothing."""
+        """A plan came to nothing."""
 
     def enter(self, candidate: CandidatePlan | None) -> None:
         """Training goes on in it."""

@@ -49,7 +49,7 @@ class GangPlan(NamedTuple):
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Their names in rank order."""
+        """Names of the members in rank order."""
         return tuple(member.worker for member in self.members)
 
     def rank_of(self, worker: str) -> int:

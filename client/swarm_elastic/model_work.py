@@ -13,7 +13,7 @@ from typing import Any
 
 def describe(model: Any, example: Any, *more: Any) -> str:
     """The figures by one forward and backward pass of `model(example, *more)`, a batch of one rank (its first
-    dimension); the gradients of the model are overwritten.
+    dimension). The gradients of the model are overwritten.
 
     Embeddings with sparse gradients move the rows that this batch touches.  What the input pipeline costs
     (`sample_bytes`, `decode_core_s`) cannot be seen from the model: add it where it matters.  ValueError where

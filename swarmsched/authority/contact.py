@@ -138,8 +138,8 @@ class ContactLine:
         return effects
 
     def unsaved(self) -> list[WatchedAttempt]:
-        """Tasks whose holders were replaced since this was asked: they must outlive this agent, which could find nobody
-        to ask once all the holders that its order names are gone."""
+        """Tasks whose holders were replaced since this was asked. They must outlive this agent, which could find
+        nobody to ask once all the holders that its order names are gone."""
         changed = [task for task in self._tasks.values() if not task.is_saved]
         for task in changed:
             task.is_saved = True

@@ -36,8 +36,8 @@ class History:
         return len(self._kept)
 
     def note(self, card: JobCard, body: bytes) -> None:
-        """A card, as it travels, of a job that has ended; one that never ran, or of which nobody has told when it
-        ended, teaches nothing."""
+        """Note the card, as it travels, of a job that has ended. One that never ran, or of which nobody has told when
+        it ended, teaches nothing."""
         if card.state is not JobState.ENDED or not card.ended_utc_s or not card.first_started_utc_s:
             return
         known = self._kept.get(card.job_id)

@@ -267,8 +267,8 @@ class Kinds:
         return tuple(self._pool.values())
 
     def prior(self, user: str, name: str, program: str = "") -> Estimate | None:
-        """What the card of a new job begins with: times on the GPUs that were heard of last, the newest of them; how
-        long it takes is for it to say."""
+        """Estimate that the card of a new job begins with: times on the GPUs that were heard of last, the newest of
+        them. How long it takes is for the job to say."""
         for _, kind in self._sound(_keys(user, name, program)):
             points = tuple(kind.on(kind.gpu)[-MERGED_POINTS:])
             return Estimate(points=points, is_partial=True, is_prior=True, gpu=kind.gpu)

@@ -26,9 +26,9 @@ def choose_holders(
     has_witness: bool = False,
 ) -> tuple[Holder, ...]:
     """Up to `wanted` holders besides those that are `kept`, as far as possible in other zones than theirs and one
-    another's; those without much to do first, and those that drain only where there are no others.  At most one is a
-    witness, and none where `has_witness` says that there is one already: of a majority one at least must be able to
-    act."""
+    another's. Nodes without much to do come first, and those that drain only where there are no others. At most one
+    is a witness, and none where `has_witness` says that there is one already: of a majority one at least must be able
+    to act."""
     chosen = list(kept)
     apart = [each for each in candidates if each.holder not in [one.holder for one in kept]]
     others = _with_one_witness(apart, rng, has_witness=has_witness)

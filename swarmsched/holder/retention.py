@@ -63,7 +63,7 @@ class Retention:
         return []
 
     def confirmed(self, job_id: JobId) -> Sequence[RetentionEffect]:
-        """Its shepherd says that the end is decided which was accepted here."""
+        """A job's shepherd says that the end is decided which was accepted here."""
         return self._retain(job_id, is_decided=True) if job_id in self._is_decided else []
 
     def read(self, record: JobRecord | None) -> Sequence[RetentionEffect]:
@@ -188,7 +188,7 @@ class UntoldEnds:
         self._due_s.pop(job_id, None)
 
     def due(self, now_s: float) -> Iterator[JobId]:
-        """Those whose time has come; each that is taken comes again later unless it is settled by then."""
+        """Jobs whose time has come; each that is taken comes again later unless it is settled by then."""
         while self._due_s:
             job_id, due_s = next(iter(self._due_s.items()))
             if now_s < due_s:

@@ -81,7 +81,7 @@ class Acceptor:
 
     @property
     def open_records(self) -> Mapping[JobId, JobRecord]:
-        """Those of `records` that have not ended and name this holder, present or leaving."""
+        """Records that have not ended and name this holder, present or leaving."""
         return MappingProxyType(self._open)
 
     def slot(self, job_id: JobId) -> Slot:

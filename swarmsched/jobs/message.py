@@ -27,8 +27,8 @@ class PrepareRequest(Value):
 
 
 class PrepareAnswer(Value):
-    """`is_promised` false: `promised` is the ballot that stands in the way, or the lease of the accepted record's
-    shepherd does, if `promised` is not above `ballot`.  The accepted pair is always told."""
+    """Where `is_promised` is false, `promised` is the ballot that stands in the way. If it is not above `ballot`, the
+    lease of the accepted record's shepherd does. The accepted pair is always told."""
 
     job_id: Job
     ballot: Ballot

@@ -60,8 +60,8 @@ Output = list[SendPeer | Result]
 
 
 class PreparedBallot(Value):
-    """What is remembered of the last round, so that a steady shepherd's next update needs no prepare: a ballot that a
-    quorum of `configuration` has promised us, and the decided record that was current then."""
+    """Memory of the last round, so that a steady shepherd's next update needs no prepare. `ballot` is one that a
+    quorum of `configuration` has promised us, and `current` the decided record of that time."""
 
     ballot: Ballot
     configuration: Configuration

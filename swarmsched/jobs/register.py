@@ -114,7 +114,7 @@ class Register:
 
     @property
     def open_records(self) -> Mapping[JobId, JobRecord]:
-        """Those of `records` that have not ended and name this node and its store as a holder, present or leaving."""
+        """Records that have not ended and name this node and its store as a holder, present or leaving."""
         return self._acceptor.open_records
 
     @property

@@ -56,8 +56,8 @@ class Round:
 
     @property
     def deciding(self) -> tuple[Configuration, ...]:
-        """Those of the electorate that must agree, each by quorum.  Leaving holders, who may be gone for good, need
-        not agree to the end of an exchange: the joint record before it is decided."""
+        """Configurations of the electorate that must agree, each by quorum. Leaving holders, who may be gone for
+        good, need not agree to the end of an exchange: the joint record before it is decided."""
         following = self.electorate[-1]
         return (following,) if completes(following, self.configuration) else self.electorate
 

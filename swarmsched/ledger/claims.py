@@ -66,7 +66,7 @@ class Claims:
             self._claims.pop(request.job_id, None)
 
     def drop_if(self, is_over: Callable[[ClaimRequest], bool]) -> None:
-        """Those that nobody can use or withdraw any more."""
+        """Drop claims that nobody can use or withdraw any more."""
         self._claims = {job_id: claim for job_id, claim in self._claims.items() if not is_over(claim.request)}
 
     def expire(self, now_s: float) -> bool:

@@ -199,7 +199,7 @@ class Ledger:
         return tuple(self._entry(self._bookings[key]) for key in lower)
 
     def retract(self, request: HoldRequest) -> None:
-        """Its refusal was not told yet: judge it anew when it is asked again."""
+        """A refusal of the request was not told yet: judge it anew when it is asked again."""
         fence = self._fences.get(request.job_id)
         if fence is not None:
             fence.answers.pop((fence.epoch, request.attempt, request.command_id), None)

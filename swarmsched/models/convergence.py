@@ -152,7 +152,7 @@ class LossCurve:
 
 
 def middle(values: Sequence[float]) -> float:
-    """Their median, without the modules that `statistics` brings: each agent keeps this room in memory."""
+    """Median of some values, without the modules that `statistics` brings: each agent keeps this room in memory."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2.0
 

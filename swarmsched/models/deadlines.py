@@ -43,8 +43,8 @@ def urgency(within_s: float, left_s: float, ahead_s: float) -> float:
 
 
 def least_ranks(work: float, rate: Rate, sizes: tuple[int, int], within_s: float) -> int:
-    """The smallest world size of a range, from the least to the most, with which so much work is done in time; 0: none
-    is fast enough."""
+    """The smallest world size of a range, least to most, with which so much work is done in time; 0 where none is
+    fast enough."""
     least, most = sizes
     enough = work / within_s if within_s > 0.0 else 0.0
     return next((ranks for ranks in range(least, most + 1) if enough and rate(ranks) >= enough), 0)

@@ -45,8 +45,8 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Prior:
-    """What is believed of the seven parameters without a measurement: logarithms, of seconds as parts of the time that
-    a gradient takes, and how much each counts beside a measurement; 0 of those of which nothing is believed."""
+    """Beliefs about the seven parameters without a measurement. They are logarithms, of seconds as parts of the time
+    that a gradient takes, and how much each counts beside a measurement; 0 of those of which nothing is believed."""
 
     means: tuple[float, ...]
     weights: tuple[float, ...]

@@ -247,7 +247,8 @@ def _best(rates: Floats, own: Floats) -> Ints:
 
 
 def gains(batches: Ints, first: int, noise: Sequence[NoisePoint]) -> Floats:
-    """Steps of the first batch that one step of each batch is worth: (n + 1) / (n / s + 1) with s = batch / first.
+    """Steps of the first batch that a step of each batch is worth. With s = batch / first that is (n + 1) / (n / s +
+    1).
 
     Without a measured noise a batch larger than the first is taken to be worth no more than the first: what nobody has
     measured may not be bet on.
@@ -295,8 +296,8 @@ class GoodputBook:
         self._made, self.is_behind = 0, False
 
     def goodputs(self, questions: Sequence[Question]) -> list[Goodput | None]:
-        """Each job's rates for 1 to its `ranks_most` ranks; of many in less time than one after another where some are
-        new, and None of those that are too many of these for one plan."""
+        """Each job's rates for 1 to its `ranks_most` ranks. Many take less time than one after another where some are
+        new, and those that are too many of these for one plan get None."""
         asked = [*questions, *[each._replace(estimate=each.own, own=None) for each in questions if each.own]]
         new = {key: each for each in asked if (key := _key(each)) not in self._kept}
         made: dict[_Key, Question] = {}

@@ -44,7 +44,7 @@ class GpuClasses:
         self._gpus = [GpuCount(*kind, min(count, COUNT_MOST)) for kind, count in counts.items()]
 
     def of(self, job: JobView) -> str:
-        """Those on which it has measured, or else the most frequent ones that suit it."""
+        """The class of GPUs on which a job has measured, or else the most frequent ones that suit it."""
         estimate = job.card.estimate
         return (estimate.gpu if estimate else "") or most_frequent(self._gpus, job.demand)
 

@@ -99,7 +99,7 @@ class LengthPool:
         return (self.count - self._weights[first]) / self.count, (self._sums[-1] - self._sums[first]) / self.count
 
     def drawn_to(self, broader: LogNormal) -> LogNormal:
-        """Its distribution, as if the broader one had told `PRIOR_JOBS` jobs of it."""
+        """The distribution of a kind, as if the broader one had told `PRIOR_JOBS` jobs of it."""
         whole = self.count + PRIOR_JOBS
         mean = (broader.mean * PRIOR_JOBS + sum([each * weight for each, weight in self._logs])) / whole
         spread = PRIOR_JOBS * (broader.deviation**2 + (broader.mean - mean) ** 2)

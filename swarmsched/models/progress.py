@@ -121,8 +121,8 @@ class Pace:
 
 @dataclass(slots=True)
 class ScriptClock:
-    """A job's clock, beside that of whoever hears its reports: once it has run apart from it twice, one look after the
-    other and in one direction, it is wrong for good.  A report that is late once is early afterwards."""
+    """A job's clock, beside that of whoever hears its reports. Once it has run apart from it twice, one look after
+    the other and in one direction, it is wrong for good. A report that is late once is early afterwards."""
 
     is_wrong: bool = False
     _last: tuple[float, float] | None = None  # by both

@@ -63,8 +63,8 @@ class Snapshot:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Updates of records that met another one, or that could not be stored, and cards that could not be written;
-        how many ended jobs and kinds are remembered."""
+        """Counts for the metrics: updates of records that met another one or could not be stored, and cards that
+        could not be written. How many ended jobs and kinds are remembered is told as well."""
         told = self._state.counters
         return {
             **self._records.counters,

@@ -74,7 +74,7 @@ class Fleet:
 
     @property
     def usual_class(self) -> str:
-        """That of most GPUs, the first by name of several; empty where none was told."""
+        """The class of most GPUs, the first by name of several; empty where none was told."""
         counts: Counter[str] = Counter()
         for node, model in self.models.items():
             counts[model] += self.gpus[node]

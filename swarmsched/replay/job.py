@@ -132,7 +132,7 @@ class ReplayJob:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Its present attempt has committed one."""
+        """True once the present attempt has committed a checkpoint."""
         return bool(self.shares) and self.terms.commits and (self.terms.begins_saved or not self.pause_s)
 
     @property
@@ -182,7 +182,7 @@ class ReplayJob:
             self.migrations += bool(before) and sum([share.ranks for share in before]) == self.ranks
 
     def leave(self, now_s: float) -> None:
-        """Its ranks were stopped in order: it waits, and has lost nothing."""
+        """The ranks were stopped in order: the job waits, and has lost nothing."""
         self._save()
         self.shares, self.pause_s, self.changed_s = (), 0.0, now_s
 
@@ -276,8 +276,8 @@ def _seconds(pace: Callable[[float], TruePace], begin: float, end: float) -> flo
 
 
 def interfere(jobs: Collection[ReplayJob], part: float) -> list[ReplayJob]:
-    """Distributed jobs that share a node lose this part of their speed, however many they are, as in the published
-    simulator of Pollux; those whose speed has changed by it."""
+    """Slow down distributed jobs that share a node by this part of their speed, however many they are. So does the
+    published simulator of Pollux; returns those whose speed has changed by it."""
     spread = {job.job_id: {share.node for share in job.shares} for job in jobs if len(job.shares) > 1}
     counts = Counter([node for nodes in spread.values() for node in nodes])
     changed = []

@@ -41,8 +41,8 @@ EPOCH_UTC_S = 1.0
 
 @dataclass(frozen=True)
 class Ticks:
-    """Seconds between plans (0: at each event), seconds that a change of hosts costs, when to give up, and which part
-    of their speed distributed jobs that share a node lose."""
+    """Rules of a replay: seconds between plans (0: at each event), seconds that a change of hosts costs, when to give
+    up. `interference` is the part of their speed that distributed jobs lose which share a node."""
 
     tick_s: float = 0.0
     pause_s: float = 30.0

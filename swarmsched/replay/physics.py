@@ -36,7 +36,7 @@ class Physics(Protocol):
         """The same job on GPUs of these classes; none: wherever it may run."""
 
     def alone_s(self, cluster: Fleet) -> float:
-        """Its best possible completion time: alone on the idle cluster, and every change free."""
+        """The job's best possible completion time: alone on the idle cluster, and every change free."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class RigidPhysics:
         return TruePace(1.0 if sum(shape) == self.gpus else 0.0, self.total)
 
     def on(self, gpus: Iterable[str]) -> Self:
-        """Its time is the same on all."""
+        """The job itself: its time is the same on all classes."""
         return self
 
     def alone_s(self, cluster: Fleet) -> float:
-        """Its run time."""
+        """The job's run time."""
         return self.total
 
 

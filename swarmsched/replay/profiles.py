@@ -229,7 +229,7 @@ class ScaledModel(Profile):
 
     @property
     def classes(self) -> frozenset[str]:
-        """Those whose speed is told."""
+        """Classes whose speed is told."""
         return frozenset(self.speeds)
 
     def on(self, gpus: Iterable[str]) -> Profile:

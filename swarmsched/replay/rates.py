@@ -1,5 +1,5 @@
-"""Tables of steps a second by model, batch and number of GPUs, as many publications have them: nothing is known of the
-parts of a step or of the gradient, so a job keeps the batch that it asked for.
+"""Tables of steps a second by model, batch and number of GPUs, as many publications have them. Nothing is known of
+the parts of a step or of the gradient, so a job keeps the batch that it asked for.
 
 A table whose batches are global ones (`global_batch_size`) says how fast a job would be on other numbers of GPUs; where
 they are those of one GPU, another number would be another training, and the job keeps its own.

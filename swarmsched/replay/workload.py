@@ -142,8 +142,8 @@ def restart_costs(name: str, lines: Iterable[str]) -> dict[str, float]:
 
 
 def gpu_speeds(name: str, lines: Iterable[str]) -> dict[str, dict[str, float]]:
-    """How many times as fast as where it was measured a model ("": any) computes on each class of GPUs, from a table
-    `gpu,speed[,model]`; errors as above."""
+    """Speed of a model ("": any) on each class of GPUs, over that where it was measured, from a table
+    `gpu,speed[,model]`. Errors are as above."""
     speeds: dict[str, dict[str, float]] = {}
     for row in rows(name, lines, ("gpu", "speed")):
         of_model = speeds.setdefault(row.text("model"), {})

@@ -26,7 +26,7 @@ TRAINING_CLASSES = ("pause", "partition")
 def draw_ambushes(
     rng: random.Random, work: Sequence[Work], nodes: Sequence[NodeId], end_s: float, classes: Collection[str] | None
 ) -> list[Fault]:
-    """Those of one run; `classes` None: all may be drawn."""
+    """Ambushes of one run; `classes` None: all may be drawn."""
     submits = [each for each in work if each.kind == "submit" and each.at_s < end_s]
     return [*_at_placing(rng, submits, end_s, classes), *_at_training(rng, submits, nodes, end_s, classes)]
 

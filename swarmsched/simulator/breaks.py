@@ -186,7 +186,7 @@ class ForgetfulDisk(Disk):
     """Takes the second of the start for a generation and keeps none."""
 
     def next_generation(self, utc_s: float) -> int:
-        """It may have been used before."""
+        """A generation that may have been used before."""
         return int(utc_s)
 
 

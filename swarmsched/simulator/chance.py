@@ -1,5 +1,5 @@
-"""Chance: one seed for a run, and a generator of its own for each component, so that a draw added in one place does
-not change what happens in the others."""
+"""Chance of a run: one seed, and a generator of its own for each component. A draw added in one place does not change
+what happens in the others."""
 
 import random
 

@@ -28,7 +28,7 @@ class Disk:
         self.full_until_s = 0.0  # virtual time
 
     def write(self, writes: Sequence[Persist]) -> None:
-        """They are durable now."""
+        """The writes are durable now."""
         for write in writes:
             room = self.rooms.setdefault(write.room, {})
             if write.value is None:

@@ -473,7 +473,7 @@ __all__ = ["START_UTC_S", "TELEMETRY_PERIOD_S", "Host", "MakeNode", "Observer", 
 
 
 def simulated_estimate(task: RunningTask, done: int) -> Estimate:
-    """What ranks would report after so many checkpoints: the more of them, the faster, though not in proportion, and
+    """What ranks would report after so many checkpoints. The more ranks, the faster, though not in proportion, and
     the longer they train, the more a larger batch is worth."""
     ranks, batch = task.order.world_size, task.global_batch or SIMULATED_BATCH
     point = SpeedPoint(ranks, len(task.order.shares), max(1, batch // ranks), ranks**-SIMULATED_SPEED_UP)

@@ -151,7 +151,7 @@ class Injector:
         host.is_lost = True
 
     def lose_holders(self, fault: Fault) -> None:
-        """Those that owners were told of when they were ordered to run a job; whoever has ranks of it is restarted.
+        """Holders that owners were told of when they were ordered to run a job; whoever has ranks of it is restarted.
 
         Of the jobs with the fewest ranks at their holders the one that runs longest.
         """
@@ -190,7 +190,7 @@ class Injector:
         self._later(fault, host.bring_up)
 
     def slow_planner(self, fault: Fault) -> None:
-        """Its answers come late, or say that there is none."""
+        """A planner's answers come late, or say that there is none."""
         host = self._host(fault)
         host.plan_s, host.planner_fails = fault.parameters["plan_s"], fault.parameters["fails"]
         self._later(fault, self._mend_planner, host)
@@ -298,7 +298,7 @@ class Injector:
         self._later(fault, self._mend_starts, host)
 
     def shorten_disk(self, fault: Fault) -> None:
-        """Its agent says so, and what was under way fails."""
+        """The machine's agent says that the disk is short, and what was under way fails."""
         host = self._host(fault)
         host.tasks.ailment = TaskFailure.UNREACHABLE
         host.tell_shortage("disk nearly full")

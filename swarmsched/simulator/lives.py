@@ -34,5 +34,5 @@ class LifeChecker:
         self._highest[host.node_id] = host.generation
 
     def disk_wiped(self, host: Host) -> None:
-        """It may have forgotten."""
+        """A machine that lost its disk may have forgotten."""
         self._highest.pop(host.node_id, None)

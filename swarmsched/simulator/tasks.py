@@ -323,7 +323,7 @@ class TaskModel:
                 self._exit_later(task, rank_exit, self._left_s(task.plans[rank], left_s_max))
 
     def finish(self, task: RunningTask, exit_code: int = 0) -> None:
-        """Its ranks have done their work, or fail: they exit."""
+        """The ranks of a task have done their work, or fail: they exit."""
         for rank in list(task.plans):
             self._exited(task, RankExit(rank, exit_code))
 
@@ -597,7 +597,7 @@ class TaskModel:
             self._say(task, has_timed_out=True)
 
     def wake(self, task: RunningTask) -> None:
-        """It goes on after it has stood still."""
+        """A worker goes on after it has stood still."""
         task.is_still = False
         self._go_on(task)
         self._say(task)

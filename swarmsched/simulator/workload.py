@@ -282,8 +282,8 @@ def draw_policy(rng: random.Random, nodes: Sequence[NodeId], begin_s: float) -> 
 def made_crowded(
     rng: random.Random, work: WorkPlan, nodes: Sequence[NodeId], total_gpus: int, begin_s: float
 ) -> list[Work]:
-    """The same jobs, and before them one that needs all GPUs under a short bound on waiting, and small ones that come
-    faster than they end, for several times as long."""
+    """The same jobs, behind one that needs all GPUs under a short bound on waiting. Small ones come faster than they
+    end, for several times as long."""
     draw = _Draw(rng, list(nodes), [total_gpus] * len(nodes), begin_s, begin_s + CROWD_S)
     draw.number = 1 + max([each.parameters["job"] for each in work if each.kind == "submit"], default=-1)
     draw.crowd(total_gpus)

@@ -47,7 +47,8 @@ def test_every_file_that_the_guide_to_the_code_names_is_there():
 def test_a_sentence_has_the_owner_that_the_guide_to_the_code_names():
     owners = re.findall(r'"`([^`]+)`": `([\w/]+\.py)`', (ROOT / "docs/explanation/code.md").read_text())
     assert len(owners) >= 10
-    assert [each for each in owners if each[0] not in (ROOT / each[1]).read_text()] == []
+    texts = {path: (ROOT / path).read_text() if (ROOT / path).exists() else "" for _, path in owners}
+    assert [each for each in owners if each[0] not in texts[each[1]]] == []
 
 
 def test_remedies_name_commands_that_there_are():

@@ -1,5 +1,5 @@
-"""The documents of jobs, members, nodes, GPUs and tasks, key by key: a row has the key's name, its JSON Schema, and
-where its value comes from.  Answers and /openapi.json are both made from these tables, which
+"""The documents of jobs, members, nodes, GPUs and tasks, key by key. A row has the key's name, its JSON Schema, and
+where its value comes from. Answers and /openapi.json are both made from these tables, which
 docs/reference/http-api.md explains.
 """
 
@@ -123,7 +123,7 @@ class ByRecord:
         return by_time_limit(self.record.attempt, self.elapsed_s, self.spec.time_limit_s) if is_running else None
 
     def shares(self) -> list[Document]:
-        """Its nodes in the order of ranks; those of an elastic job have any numbers."""
+        """A job's nodes in the order of ranks; those of an elastic job have any numbers."""
         first, documents = 0, []
         for node, ranks in ranks_by_node(self.record.shares).items():
             first_rank = None if self.spec.elastic else first

@@ -43,7 +43,7 @@ def has_output(document: Document) -> bool:
 
 
 def current_places(document: Document) -> LogPlaces:
-    """Those of the present attempt that its record names."""
+    """Places of the present attempt that its record names."""
     ranks: dict[NodeId, tuple[int, ...]] = {}
     for share in document["nodes"]:
         if share["first_rank"] is not None:

@@ -91,7 +91,7 @@ class GpuDetails:
         return self.own() if node == self._peers.own_name else self._known.get(node)
 
     def own(self) -> Document:
-        """Those of this very node."""
+        """GPUs and tasks of this very node."""
         gpus, tasks = self._facts.gpus(), self._facts.tasks()
         return {"gpus": [document(GPU, each) for each in gpus], "tasks": [document(TASK, each) for each in tasks]}
 

@@ -31,7 +31,7 @@ class Parameter(Generic[T]):
     place: str = "query"
 
     def of(self, call: Call) -> T:
-        """Its value in a request."""
+        """The parameter's value in a request."""
         return self.read(call.query.get(self.name))
 
 

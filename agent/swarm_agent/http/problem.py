@@ -68,7 +68,7 @@ KINDS: dict[str, Kind] = {
         "Make a new Idempotency-Key for every new job."),
     "too_many_streams": Kind(429, "Too many streams are open at this agent", "Close some, or ask another agent."),
     "too_many_requests": Kind(429, "Too much is under way at this agent", "Wait as long as Retry-After says."),
-    "internal": Kind(500, "The agent made a mistake", "Its log has the details under this request id."),
+    "internal": Kind(500, "The agent made a mistake", "The agent's log has the details under this request id."),
     "not_ready": Kind(503, "The agent cannot do this yet", "Wait as long as Retry-After says, or ask another agent."),
     "unavailable": Kind(503, "The outcome is unknown",
         "Repeat the request with the same ticket; it will not be done twice."),

@@ -66,7 +66,7 @@ def job_routes(submission: SubmitRoutes, jobs: JobRoutes, job_list: JobList, out
               (ACCEPTED,), (USER,), "Signal", problems=CHANGE),
         Route("POST", f"{JOB}/scale", jobs.scale_job, "Let a job have other numbers of ranks.",
               (ACCEPTED,), (USER,), "Scale", problems=(*CHANGE, "impossible_request")),
-        Route("POST", f"{JOB}/migrate", jobs.migrate_job, "Have a running job go on on other nodes.",
+        Route("POST", f"{JOB}/migrate", jobs.migrate_job, "Move a running job to other nodes.",
               (ACCEPTED,), (USER,), "Migrate", problems=(*CHANGE, "unknown_node")),
         Route("POST", f"{JOB}/recover", jobs.recover_job, "Go on without lost holders; refused without need.",
               (ACCEPTED,), (USER,), "Recover", problems=(*CHANGE, "not_ready")),

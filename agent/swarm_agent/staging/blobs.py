@@ -142,7 +142,7 @@ class BlobStore:
         self._is_closed = True
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Those that are not here, in the order given, each once; of many ask in a worker thread."""
+        """Digests that are not here, in the order given, each once; of many ask in a worker thread."""
         return tuple(digest for digest in dict.fromkeys(digests) if self.size_bytes(digest) is None)
 
     def path(self, digest: str) -> Path | None:

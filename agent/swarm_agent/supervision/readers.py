@@ -56,14 +56,14 @@ class Readers:
         return reader
 
     def advance(self, reader: Reader, position: int) -> None:
-        """It has taken all before that position."""
+        """A reader has taken all before that position."""
         reader.position = max(reader.position, position - self._behind)
         log = self._logs[reader.directory]
         if log.position < 0 or min(each.position for each in log.readers) >= log.position + self._step:
             self._tell(reader.directory, log)
 
     def close(self, reader: Reader) -> None:
-        """It has gone, for good or to come back soon."""
+        """A reader has gone, for good or to come back soon."""
         reader.gone_s = shim.now()
 
     def keep_up(self) -> None:

@@ -42,8 +42,8 @@ class ShimLink:
         return self.directory / "facts"
 
     def start(self, launch: LaunchFile, listen_fd: int, server: ForkServer, watch: Callable[[], None]) -> None:
-        """Write the launch file and have the shim forked, in a session of its own; `watch` is called once `pidfd` is
-        there, or when nobody can say whether there is a shim.  Raises OSError; then nothing runs."""
+        """Write the launch file and have the shim forked, in a session of its own. `watch` is called once `pidfd` is
+        there, or when nobody can say whether there is a shim. Raises OSError; then nothing runs."""
         (self.directory / "launch").write_bytes(launch.to_bytes())
         os.mkfifo(self.directory / "commands", 0o600)
         self._open_commands()

@@ -34,8 +34,8 @@ REFUSALS = frozenset(
 
 
 def failure_of(error: BaseException | None, otherwise: TaskFailure) -> TaskFailure:
-    """Whose fault it is that something could not be brought: this node's own, for sure (INTERNAL), one that another
-    node need not share (UNREACHABLE), or perhaps the job's."""
+    """Whose fault it is that something could not be brought. It is this node's own, for sure (INTERNAL), one that
+    another node need not share (UNREACHABLE), or perhaps the job's."""
     if isinstance(error, NotReached):
         return TaskFailure.UNREACHABLE
     if isinstance(error, NotStored):

@@ -114,7 +114,7 @@ class Waiting:
             self._tell_last(order)
 
     def end(self) -> None:
-        """It is not needed any more."""
+        """A waiting process is not needed any more."""
         with suppress(OSError):
             self._tell_last(b"stop")
 

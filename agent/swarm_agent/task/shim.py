@@ -1182,8 +1182,8 @@ def forget_protection() -> None:
 
 
 def now() -> float:
-    """Seconds on the clock that the agent's core runs on, and that time is counted on here: it goes on while the
-    machine sleeps, for the others' time does."""
+    """Seconds on the clock of the agent's core, on which time is counted here, too. It goes on while the machine
+    sleeps, for the others' time does."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

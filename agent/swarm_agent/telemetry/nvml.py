@@ -56,12 +56,12 @@ class Pause:
         return self._clock() >= self._until_s
 
     def begin(self) -> None:
-        """It failed: wait, and twice as long the next time."""
+        """The call failed: wait, and twice as long the next time."""
         self._until_s = self._clock() + self._length_s
         self._length_s = min(PAUSE_S_MAX, self._length_s * 2)
 
     def reset(self) -> None:
-        """It worked."""
+        """The call worked."""
         self._length_s = PAUSE_S_MIN
 
 

@@ -52,7 +52,7 @@ class Arrivals:
         server.connection_made, server.connection_lost = on_made, on_lost  # type: ignore[method-assign]
 
     def remove(self, protocol: object) -> None:
-        """It is gone, or no stranger's any more."""
+        """A connection is gone, or no stranger's any more."""
         stranger = self._strangers.pop(protocol, None)
         if stranger is None:
             return

@@ -26,7 +26,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "wait": "wait until jobs have ended, or run",
         "cancel": "stop jobs",
         "scale": "give a job another number of GPUs",
-        "migrate": "have a job go on on other nodes",
+        "migrate": "move a job to other nodes",
         "recover": "go on without lost holders of a job, by force",
     },
     "Nodes, and the swarm as a whole": {

@@ -23,10 +23,10 @@ COMMAND = Command(
     ),
     positionals="NODE",
     details=(
-        "It lasts until --off, restarts of the agent included.  The node still keeps records of jobs and acts for\n"
-        "those that were submitted there; `swarm nodes NODE` shows which jobs run on it.  Workers of elastic jobs\n"
-        "leave it while the others train, and others join elsewhere.  With --migrate each job that has something to\n"
-        "go on from is moved if there is room; the others are named, and the exit code is 5."
+        "The node drains until --off, restarts of the agent included.  The node still keeps records of jobs and acts\n"
+        "for those that were submitted there; `swarm nodes NODE` shows which jobs run on it.  Workers of elastic\n"
+        "jobs leave it while the others train, and others join elsewhere.  With --migrate each job that has something\n"
+        "to go on from is moved if there is room; the others are named, and the exit code is 5."
     ),
     examples=('swarm drain node-3 --migrate --reason "new power supply"', "swarm drain node-3 --off"),
 )

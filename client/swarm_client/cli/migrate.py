@@ -1,4 +1,4 @@
-"""`swarm migrate`: have a running job go on on other nodes."""
+"""`swarm migrate`: moves a running job to other nodes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from swarm_client.session import Session, one_positional
 
 COMMAND = Command(
     "migrate",
-    "Have a running job go on on other nodes.",
+    "Move a running job to other nodes.",
     (
         Option("--to", "these nodes, comma separated", "NODES"),
         Option("--off", "any but these nodes, comma separated", "NODES"),
     ),
     positionals="JOB",
     details=(
-        "Its ranks are stopped with their grace time once the place is kept, and go on there from its newest\n"
-        "checkpoint.  Of an elastic job others join there while it trains, and then those that are to go leave.\n"
-        "Where there is no room, or nothing to go on from, it is refused and the job runs on.\n"
+        "The ranks of the job are stopped with their grace time once the place is kept, and go on there from its\n"
+        "newest checkpoint.  Of an elastic job others join there while it trains, and then those that are to go\n"
+        "leave.  Where there is no room, or nothing to go on from, it is refused and the job runs on.\n"
         "Example: swarm migrate k3j9x0ab --off gpu3"
     ),
 )

@@ -42,7 +42,7 @@ def _load(key: str) -> Any:
 
 
 def model(gpu: Mapping[str, Any]) -> str:
-    """Its name, with a word where it is simulated and the name does not say so: gossip tells names alone."""
+    """The model's name, with a word where it is simulated and the name does not say so: gossip tells names alone."""
     name = str(gpu["model"])
     return f"{name} (simulated)" if gpu.get("is_simulated") and "simulated" not in name.lower() else name
 

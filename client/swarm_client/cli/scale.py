@@ -18,7 +18,7 @@ COMMAND = Command(
     "Give a job that waits or runs another number of GPUs, or another range of them.",
     positionals="JOB N|MIN:MAX",
     details=(
-        "A running job whose size is outside of the range is stopped with its grace time, and goes on from its newest\n"
+        "A running job whose size is outside of the range is stopped with its grace time.  It goes on from its newest\n"
         "checkpoint with the nearest size of the range as soon as there is room.  Within the range the swarm chooses.\n"
         "Of an elastic job workers join or leave while the others train: nothing stops, and no checkpoint is needed.\n"
         "Of a job without GPUs N counts ranks.  Examples: swarm scale k3j9x0ab 4, swarm scale @last 2:8"

@@ -93,7 +93,7 @@ class EpochChecker(Checker):
             self._expect_no_fall(host, job_id, epoch)
 
     def disk_wiped(self, host: Host) -> None:
-        """It knows nothing any more."""
+        """A node whose disk was lost knows nothing any more."""
         self._told.pop(host.node_id, None)
 
     def looked(self, hosts: Sequence[Host]) -> None:

@@ -62,7 +62,7 @@ class Healed:
         return record
 
     def open_records(self) -> list[JobRecord]:
-        """Those of `jobs` that have not ended."""
+        """Jobs of `jobs` that have not ended."""
         return [record for record in self.all_open_records() if self.has_majority(record.job_id)]
 
     def all_open_records(self) -> list[JobRecord]:

@@ -1,4 +1,4 @@
-"""Invariant "starts": a fault of a node ends no job at once, and a node that has had one takes no new job for a while.
+"""Invariant "starts": a node's fault ends no job at once, and a node that has had one takes no new job for a while.
 
 What the fault was is read from what the machine's tasks tell.  A job ends by one only after as many tries as there may
 be; by one that may be its own only after another node has failed alike, or where no other is up that could take it.
@@ -42,7 +42,7 @@ class StartChecker(Checker):
         decided.subscribe(self._decided_next)
 
     def agent_started(self, host: Host) -> None:
-        """It knows of no fault."""
+        """A new life of a node knows of no fault."""
         self._hosts[host.node_id] = host
         self._avoided_until_s.pop(host.node_id, None)
 

@@ -1,5 +1,5 @@
-"""Invariant "waits": once a job that needs all GPUs has waited for twice its bound, no plan of the default policy
-starts another one before it.
+"""Invariant "waits": once a job for all GPUs has waited for twice its bound, no plan of the default policy starts
+another one first.
 
 The bound is `patience` times as long as the job takes, which is no longer than its time limit.  Others that may have
 waited as often for their length, or are of a higher priority, do not count; while one of those waits GPUs are kept for

@@ -1,7 +1,6 @@
-"""The worlds of elastic attempts: workers hear of none that was not decided, each keeps somebody who was in the one
-before, and who has trained if one has; nothing starts that the record does not name, and nothing leaves the record
-while it lives.  Nobody is ended whose end was not ordered, and what is done to a gang does not end a job that may be
-restarted.
+"""The worlds of elastic attempts: workers hear of decided ones alone, and each keeps somebody of the one before. That
+one has trained if anybody has; nothing starts that the record does not name, and nothing leaves the record while it
+lives. Nobody is ended whose end was not ordered, and what is done to a gang does not end a job that may be restarted.
 """
 
 import math
