@@ -274,16 +274,22 @@ def _add_readiness(agent: Agent) -> None:
     agent.readiness.add("work", lambda: Check("work", is_ok=True, detail=agent.work_sentence))
 
 
-def _membership(agent: Agent) -> Check:
+def _refused_for_its_clock(agent: Agent) -> Check | None:
     ahead_s = agent.node.generation - time.time()
-    if ahead_s > GENERATION_LEAD_MAX:
-        days = f"{ahead_s / 86_400:.0f} days"
-        remedy = (
-            f"stop the agent, mv {agent.config.data_dir / DATABASE_FILE} aside (with its -wal) and start it again: "
-            "the node comes back as a new holder"
-        )
-        detail = f"its database was begun with a clock {days} ahead of this one, so other members refuse this node"
-        return Check("membership", is_ok=False, detail=detail, remedy=remedy)
+    if ahead_s <= GENERATION_LEAD_MAX:
+        return None
+    days = f"{ahead_s / 86_400:.0f} days"
+    remedy = (
+        f"stop the agent, mv {agent.config.data_dir / DATABASE_FILE} aside (with its -wal) and start it again: "
+        "the node comes back as a new holder"
+    )
+    detail = f"its database was begun with a clock {days} ahead of this one, so other members refuse this node"
+    return Check("membership", is_ok=False, detail=detail, remedy=remedy)
+
+
+def _membership(agent: Agent) -> Check:
+    if refused := _refused_for_its_clock(agent):
+        return refused
     others = [member for member in agent.node.members(agent.now_s()) if member.node_id != agent.config.name]
     alive = sum(member.status.value == "alive" for member in others)
     if alive:
@@ -326,6 +332,8 @@ def _log_start(agent: Agent, *, is_log_lost: bool) -> None:
     )  # fmt: skip
     if is_log_lost:
         log.warning("the database came back without its last writes: it has a new identity and holds no job")
+    if refused := _refused_for_its_clock(agent):
+        log.warning("%s: %s", refused.detail, refused.remedy)
     if config.witness:
         log.info("this agent is a witness: it holds records and votes, and runs no jobs")
     elif complaint := agent.tasks.limits.complaint:

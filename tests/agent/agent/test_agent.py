@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from swarm_agent import agent as agent_module
-from swarm_agent import barrier
+from swarm_agent import barrier, startup
 from swarm_agent.agent import Agent
 from swarm_agent.doctor import examine
 from swarm_agent.http.facts import AgentFacts
@@ -71,6 +72,26 @@ def fill(filler: Path) -> None:
     with filler.open("wb", buffering=0) as stream, suppress(OSError):
         while stream.write(b"x" * 4_096):
             continue
+
+
+@pytest.mark.usefixtures("start")  # makes the secrets
+@pytest.mark.parametrize(("ahead_days", "is_refused"), [(3.0, True), (0.9, False), (-400.0, False)])
+async def test_an_agent_that_was_started_by_a_clock_far_ahead_says_that_others_refuse_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ahead_days: float,
+    is_refused: bool,
+) -> None:
+    config = agent_config(tmp_path, cluster_key_file=tmp_path / "key", token_file=tmp_path / "token")
+    with monkeypatch.context() as patch:
+        patch.setattr(startup, "time", SimpleNamespace(time=lambda: time.time() + ahead_days * 86_400))
+        async with running_agent(config):
+            caplog.clear()
+    async with running_agent(config) as agent:
+        membership = agent.readiness.checks()[0]
+    assert (membership.is_ok, "3 days ahead" in membership.detail) == (not is_refused, is_refused)
+    assert (f"{membership.detail}: {membership.remedy}" in caplog.text) == is_refused
 
 
 async def test_a_holder_tells_no_silence_from_before_its_start(start: Start) -> None:
