@@ -75,7 +75,7 @@ COMMAND = Command(
         "--as says how users submit these jobs, under the default settings of a swarm:\n"
         "  rigid        -g N alone: no reports, no checkpoints, no name; a policy that stops one ends the replay\n"
         "  restartable  the same with --restartable: stopped, it goes on where it was, after the pause\n"
-        "  installed    -g MIN:MAX --batch FIRST:MOST where a job takes several (--keeps-batch: without --batch),\n"
+        "  installed    -g MIN:MAX --batch N:MAX where a job takes several (--keeps-batch: without --batch),\n"
         "               reports, and a checkpoint once it trains\n"
         "  elastic      the same with --elastic: a change while it trains costs 1 s, a start the whole pause\n"
         "Without --as a plan may stop any job, which loses nothing, as published simulators have it.\n"
