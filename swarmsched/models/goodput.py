@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
 from swarmsched.models.batch import Split, candidates, split
-from swarmsched.models.fit import fit_speeds
+from swarmsched.models.fit import fit_speeds, tried
 from swarmsched.models.speed import LEAST_S, SpeedModel, StepTime, usable
 
 BATCHES = 24
@@ -267,7 +267,16 @@ class Question(NamedTuple):
     allowed: BatchRange
     ranks_most: int
     ranks_per_node: int
-    own: Estimate | None = None  # that chooses batches
+    own: Estimate | None = None  # that chooses batches, where it is another
+    tries: bool = False  # it chooses a batch alone: `fit.tried`
+
+    @property
+    def chooser(self) -> "Question | None":
+        """A question whose answer chooses the batches; None where that is the answer to this one."""
+        own = self.own or self.estimate
+        if self.tries or self.allowed.first >= self.allowed.most or not (self.own or _is_fitted(own)):
+            return None
+        return self._replace(estimate=own, own=None, tries=True)
 
 
 _Key = tuple[object, ...]
@@ -298,7 +307,7 @@ class GoodputBook:
     def goodputs(self, questions: Sequence[Question]) -> list[Goodput | None]:
         """Each job's rates for 1 to its `ranks_most` ranks. Many take less time than one after another where some are
         new, and those that are too many of these for one plan get None."""
-        asked = [*questions, *[each._replace(estimate=each.own, own=None) for each in questions if each.own]]
+        asked = [*questions, *[chooser for each in questions if (chooser := each.chooser)]]
         new = {key: each for each in asked if (key := _key(each)) not in self._kept}
         made: dict[_Key, Question] = {}
         for key, each in new.items():
@@ -315,10 +324,11 @@ class GoodputBook:
         return answers
 
     def _answer(self, question: Question) -> Goodput | None:
-        own = self._answer(question._replace(estimate=question.own, own=None)) if question.own else None
+        chooser = question.chooser
+        own = self._answer(chooser) if chooser else None
         key, noise = _key(question), question.estimate.noise
         kept = self._kept.get(key)
-        if kept is None or (question.own and own is None):
+        if kept is None or (chooser and own is None):
             return None
         kept.asked = self._asked
         self._kept.move_to_end(key)
@@ -339,17 +349,21 @@ def _key(question: Question) -> _Key:
     estimate, *rest = question[:4]
     # Thousands of points are shared by jobs and plans, and too long to hash each time.
     points = estimate.points if len(estimate.points) <= HASHED_POINTS else id(estimate.points)
-    return (points, estimate.speed, estimate.is_partial, *rest)
+    return (points, estimate.speed, estimate.is_partial, question.tries, *rest)
 
 
 def _tables(questions: Sequence[Question]) -> list[StepTable]:
     estimates = [usable(each.estimate) for each in questions]
     fitted = iter(fit_speeds([each.points for each in estimates if _is_fitted(each)]))
-    speeds = [next(fitted).model if _is_fitted(each) else each.speed for each in estimates]
-    return [
-        StepTable(StepTimes(speed, estimate.points), each.allowed, each.ranks_most, each.ranks_per_node)
-        for speed, estimate, each in zip(speeds, estimates, questions, strict=True)
-    ]
+    tables = []
+    for each, estimate in zip(questions, estimates, strict=True):
+        speed: Sequence[float] = estimate.speed
+        if _is_fitted(estimate):
+            model = next(fitted).model
+            speed = tried(model, estimate.points) if each.tries else model
+        times = StepTimes(speed, estimate.points)
+        tables.append(StepTable(times, each.allowed, each.ranks_most, each.ranks_per_node))
+    return tables
 
 
 def _is_fitted(estimate: Estimate) -> bool:

@@ -6,7 +6,8 @@ At each look the plan maximises
 
 `rate(k)` is a job's goodput on k ranks with its best batch (Pollux, OSDI 2021), told in units of what it would make of
 an equal share of the GPUs, so that a job that can use but one of them is not outweighed by one that can use all; one
-that takes a single size makes of its GPUs as many shares as they are, so that among such jobs the order alone counts.
+that takes a single size makes of its GPUs as many shares as they are, so that among such jobs the order alone counts,
+and one where they are less than a share: else one of a minute on one GPU would wait behind the pause of one on all.
 `rank` counts the jobs from the one with most left, known (on an equal share) or by its index (`turns`): finishing a job
 relieves all that wait behind it.  Weights that grow with a power of the rank are optimal for jobs of equal, known,
 sublinear speed-up (Berg, Vesilo, Harchol-Balter, heSRPT, 2020).  Whoever has waited for too long counts the more the
@@ -77,6 +78,7 @@ class Contender(Sized):
     ranks_per_node: int
     turn: Turn
     value: Floats = field(init=False)
+    whole: float = field(default=1.0, init=False)  # over its usual rate what it counts by: see above, of a single size
     unfairness: float = field(default=0.0, init=False)
     after_pause: float = field(default=1.0, init=False)  # the part of a gain that is left of it after a change
     limited: Mapping[str, Floats] = field(default_factory=dict, init=False)  # see `limited_speeds`
@@ -278,8 +280,9 @@ class Swarm:
         wanted = share_gpus / per_rank
         share = min(max(int(wanted), elastic.ranks_least), most)
         usual = float(rate[share] or rate.max() or 1.0)
-        if elastic.ranks_least == elastic.ranks_most or wanted < elastic.ranks_least:
-            usual *= wanted / share  # as if it could be had in parts
+        is_in_parts = elastic.ranks_least == elastic.ranks_most or wanted < elastic.ranks_least
+        parts_of_share = wanted / share if is_in_parts else 1.0  # as if it could be had in parts
+        usual *= parts_of_share
         limited = limited_speeds(by_gpu)
         usual *= mean_speed(job, self._gpu_parts, {gpu: float(speed[share]) or 1.0 for gpu, speed in limited.items()})
         turn = turns.of(job)
@@ -287,6 +290,7 @@ class Swarm:
         ranks_per_node = max(1, per_node // per_rank)
         found = Contender(job, goodput, elastic.ranks_least, rate, usual, left_s, ranks_per_node, turn)
         found.unfairness = turns.unfairness(found.rho(turns.age_s(job))) if found.held else turn.unfairness
+        found.whole = max(1.0, parts_of_share)
         found.slowdown = self._interference.part
         found.by_gpu, found.limited = by_gpu, limited
         lasts_s = min(self._lasts_s(turn.pause_s), job.kept_s(now_s), left_s)
@@ -310,7 +314,8 @@ class Swarm:
             rate[row, : len(each.rate)] = each.rate
         kept_s = [each.job.kept_s(now_s) if each.held else inf for each in candidates]
         left_s = [each.left_s if each.held and is_known(each.job) else inf for each in candidates]
-        speed = rate / _column([each.usual for each in candidates])
+        usual = [each.usual / each.whole for each in candidates]
+        speed = rate / _column(usual)
         horizons_s = [self._lasts_s(turns.pause_s(each.job)) for each in candidates]
         lasts_s = np.minimum(
             np.minimum(_column(horizons_s), _column(kept_s)), _column(left_s) / np.maximum(speed, LEAST_GAIN)
@@ -324,7 +329,7 @@ class Swarm:
             if 0 < each.held < len(each.rate):
                 there = each.goodput.on(each.held, len(each.job.shares)) if each.goodput else each.rate[each.held]
                 lost = 0.0 if each.job.card.elastic else each.job.lost_s(now_s) / self._horizon_s
-                value[row, each.held] = max(value[row, each.held], there / each.usual) * (1.0 + lost) * KEPT
+                value[row, each.held] = max(value[row, each.held], there / usual[row]) * (1.0 + lost) * KEPT
         return value
 
 
