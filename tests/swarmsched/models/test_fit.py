@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import least_squares
 
 from swarmsched.estimate import SpeedPoint
-from swarmsched.models.fit import Prior, _Errors, _free, fit_speed, fit_speeds
+from swarmsched.models.fit import CONSTANT, Prior, _Errors, _free, fit_speed, fit_speeds, tried
 from swarmsched.models.speed import SpeedModel
 
 TRUTH = SpeedModel(0.02, 0.001, 0.03, 0.004, 0.05, 0.006, 1.7)
@@ -86,3 +86,15 @@ def test_what_was_measured_without_noise_is_predicted_elsewhere() -> None:
     assert fitted.error < 1e-3
     for size in ((3, 1), (6, 2), (32, 8)):
         assert fitted.model.step_time(*size, 32).step_s == pytest.approx(TRUTH.step_time(*size, 32).step_s, rel=0.02)
+
+
+def test_a_batch_is_chosen_by_half_a_constant_while_one_alone_was_measured() -> None:
+    """What was measured is predicted as before; two batches tell by themselves."""
+    points = measured(16)
+    model = fit_speed(points).model
+    hopeful = tried(model, points)
+    for each in SIZES:
+        assert hopeful.step_time(*each, 16) == pytest.approx(model.step_time(*each, 16))
+    assert hopeful.step_time(1, 1, 32).step_s == pytest.approx((2.0 - CONSTANT) * model.step_time(1, 1, 16).step_s)
+    both = [*points, *measured(32)]
+    assert tried(fit_speed(both).model, both) == fit_speed(both).model

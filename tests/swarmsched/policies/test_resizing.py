@@ -370,6 +370,50 @@ def test_no_word_of_its_kind_chooses_a_batch(name: str) -> None:
         assert (after.change, after.target.global_batch) == (before.change, before.target.global_batch)
 
 
+@pytest.mark.parametrize("name", ["swarm", "elastic-batch"])
+def test_one_liar_changes_no_size_that_others_have_measured_and_no_batch(name: str) -> None:
+    """Drawn from a seed: of a job that has reported nothing.  Where nobody else has, it is of a size that its first
+    batch can use."""
+    rng = random.Random(17)
+    allowed, setting = BatchRange(64, 4_096, 8, 4_096), PolicySetting(name, {}, Elasticity.ON)
+    nodes = (make_node("n0", 8, 8), make_node("n1", 8, 8))
+    known = {"user": "u1", "name": "train", "elastic": Resizable(1, 16, allowed)}
+    beside = job(5, JobState.QUEUED, 1, Demand(gpus=1), elastic=Resizable(1, 16, BATCHES), estimate=ESTIMATES[0])
+    times = [SpeedPoint(ranks, 1, 64 // ranks, 0.2 + 1.0 / ranks, 0.1) for ranks in range(1, 9)]
+
+    def size(kinds: Kinds) -> int:
+        new = job(1, JobState.QUEUED, 1, Demand(gpus=1), estimate=kinds.prior("u1", "train"), **known)
+        heard = kinds.view("u1", "train")
+        plan = compute_plan(setting, ClusterView(1, nodes, (new, beside), kinds=(heard,) if heard else ()), NOW_S)
+        (made,) = [each.target for each in plan.decisions if each.job_id == new.job_id]
+        assert not plan.fault
+        assert made.global_batch in (0, 64)
+        return made.ranks
+
+    def tell(kinds: Kinds, number: int, *points: SpeedPoint, noise: float, done: float) -> None:
+        told = Estimate(points=points, noise=(NoisePoint(64, noise),), done=done, is_partial=True)
+        kinds.note(job(number, JobState.RUNNING, 1, Demand(gpus=1), estimate=told, user="u1", name="train").card)
+
+    for is_measured in (True, False):
+        sizes = set[int]()
+        for count in (0, *[3] * 40):
+            kinds = Kinds()
+            for number in (7, 8) if is_measured else ():
+                tell(kinds, number, *times, noise=4.0, done=100.0)
+            for _ in range(count):
+                place = (rng.randrange(1, 17), rng.randrange(1, 3), rng.choice((8, 16, 32, 64, 512, 4_096)))
+                tell(
+                    kinds,
+                    9,
+                    SpeedPoint(*place, 10.0 ** rng.uniform(-6, 6)),
+                    noise=10.0 ** rng.uniform(-9, 15),
+                    done=1e9,
+                )
+            sizes.add(size(kinds))
+        assert len(sizes) == 1 or not is_measured
+        assert sizes <= set(range(9))
+
+
 SIZES = (0, 1, 2, 3, 240, 2**16 - 1)
 SAMPLES = (0, 1, 7, 64, 4_096, 2**32 - 1)
 MODELS = ("A100", "T4")

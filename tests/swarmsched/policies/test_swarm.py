@@ -169,6 +169,23 @@ def test_who_has_waited_many_times_as_long_as_it_takes_passes_those_with_less_le
         assert [number for number in (1, 2) if plan[job_id(number)].change is Change.START] == [first]
 
 
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 2)])
+def test_a_short_job_of_one_gpu_does_not_wait_behind_the_pause_of_one_on_all(sizes: tuple[int, int]) -> None:
+    """Whether it takes a single size or might have taken two; however many GPUs the other has."""
+    for nodes in (2, 16):
+        names = [NodeId(f"n{number:02}") for number in range(nodes)]
+        points = tuple(SpeedPoint(ranks, -(-ranks // 4), 4_096 // ranks, 4.0 / ranks) for ranks in (1, 2, 4, 8, 64))
+        shares = tuple([Share(name, 4) for name in names])
+        wide = Resizable(1, 64, BatchRange(4_096, 4_096, 1, 4_096), 4_096)
+        long = held(
+            1, *shares, elastic=wide, estimate=Estimate(points=points, remaining=1e6, is_partial=True), pause_s=30.0
+        )
+        short = job(2, JobState.QUEUED, 1, ONE_GPU, elastic=Resizable(*sizes, SIZES.batches), estimate=takes(60.0))
+        plan = decided(ClusterView(1, tuple([make_node(name, 0, 4) for name in names]), (long, short)))
+        assert plan[job_id(1)].change is Change.SHRINK
+        assert plan[job_id(2)].target.ranks
+
+
 def takes(seconds: float) -> Estimate:
     return Estimate(points=(SpeedPoint(1, 1, 64, 1.0),), remaining=seconds)
 
