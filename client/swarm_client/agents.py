@@ -10,6 +10,7 @@ from typing import Any, Self
 from swarm_client.address import Address, quote, readable, spell
 from swarm_client.cache import read_cache, write_cache
 from swarm_client.conversation import (
+    CONNECT_LIMIT_S,
     MEMBERS_LIMIT,
     PLAIN,
     STREAM,
@@ -37,7 +38,7 @@ from swarm_client.failure import (
     Failure,
     NoAgentAnswered,
 )
-from swarm_client.http import Connection, ConnectionBroken, Response, SizedBody, Waiter, connect_any
+from swarm_client.http import Connection, ConnectionBroken, Response, SizedBody, Waiter, connect
 
 MEMBERS_STALE_S = 300.0
 
@@ -121,7 +122,11 @@ class Agents:
 
     def _ask(self, ask: Ask, request: _Request, *, is_stream: bool) -> Unreached | Broken | Answer:
         method, target, headers, data = request
-        connection, is_kept = self._connect(ask)
+        idle, self._idle = self._idle, None
+        is_kept = ask.may_reuse and idle is not None and idle.is_reusable and idle.address == ask.address
+        if idle is not None and not is_kept:
+            idle.close()
+        connection = idle if idle is not None and is_kept else connect(ask.address, self.waiter, ask.connect_s)
         if isinstance(connection, Unreached):
             return connection
         try:
@@ -164,9 +169,10 @@ class Agents:
     ) -> Any:
         """Send a streamed body to the first agent only; a broken connection is a `Failure`."""
         first = self.addresses[0]
-        event = self._ask(Ask((first,), limit_s, may_reuse=True), (method, path, headers, body), is_stream=False)
+        ask = Ask(first, CONNECT_LIMIT_S, limit_s, may_reuse=True)
+        event = self._ask(ask, (method, path, headers, body), is_stream=False)
         if isinstance(event, Unreached):
-            raise NoAgentAnswered([spell(first)], event.causes[first])
+            raise NoAgentAnswered([spell(first)], event.cause)
         if isinstance(event, Broken):
             raise Failure(f"{action}: {event.cause}", "run the command again", SWARM_FAILED)
         end = Conversation((first,), RequestTerms(repeatable=False, busy_limit_s=0.0), 0.0).step(event, 0.0)
@@ -196,15 +202,6 @@ class Agents:
         if self._token is None:
             self._token = self._read_token()
         return self._token
-
-    def _connect(self, ask: Ask) -> tuple[Connection | Unreached, bool]:
-        """A connection, and whether it is the kept one."""
-        idle, self._idle = self._idle, None
-        if idle is not None:
-            if ask.may_reuse and idle.is_reusable and idle.address in ask.addresses:
-                return idle, True
-            idle.close()
-        return connect_any(ask.addresses, self.waiter), False
 
     def pin(self, address: Address) -> None:
         """Ask this agent first from now on."""

@@ -1,8 +1,8 @@
 """One request to a swarm, as decisions alone: whom to ask next, how long to wait, what may be asked again.
 
 A `Conversation` opens no socket and reads no clock.  Its driver tells it what happened (`Unreached`, `Broken`,
-`Answer`, or None at the beginning and after a pause) and does what it is given: `Ask` these agents, `Sleep`, or one of
-the ends.  `swarm_client.agents` drives it for the command, `swarm_client.sdk` for programs.
+`Answer`, or None at the beginning and after a pause) and does what it is given: `Ask` an agent, `Sleep`, or one of the
+ends.  `swarm_client.agents` drives it for the command, `swarm_client.sdk` for programs.
 
 1. Every agent is asked once, in order: each is given `patience_s`, the last one `limit_s`.
 2. Where an answer was late or lost all are asked once more, each for `limit_s`; no try begins after twice that time.
@@ -14,12 +14,13 @@ A request that is not `repeatable` goes to another agent only where no agent can
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from swarm_client.address import Address, spell
 
-PATIENCE_S = 0.3  # for an answer, while other agents have not been asked
+PATIENCE_S = 0.3  # for a connection, and for an answer, while other agents have not been asked
+CONNECT_LIMIT_S = 1.5  # in which a lost packet is sent again
 SUBMIT_PATIENCE_S = 1.0
 ANSWER_LIMIT_S = 30.0
 SUBMIT_LIMIT_S = 120.0  # of a swarm that is too busy to take a job; a repeated ticket is one job
@@ -64,9 +65,11 @@ STREAM = RequestTerms(patience_s=1.0, limit_s=STREAM_SILENCE_S, busy_limit_s=0.0
 
 
 class Unreached(NamedTuple):
-    """An event: these agents took no connection, each with its cause; nothing was sent to them."""
+    """An event: the agent took no connection, and nothing was sent to it; `is_late`: not within its time."""
 
-    causes: Mapping[Address, str]
+    address: Address
+    cause: str
+    is_late: bool = False
 
 
 class Broken(NamedTuple):
@@ -91,12 +94,13 @@ class Answer(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """An effect: send the request to one of these agents, the first that takes a connection.
+    """An effect: send the request to this agent, with limits for its connection and for its answer.
 
     A request that may not be repeated needs a connection of its own: on a kept one nobody knows who ended it.
     """
 
-    addresses: Sequence[Address]
+    address: Address
+    connect_s: float
     limit_s: float
     may_reuse: bool
 
@@ -170,7 +174,7 @@ class Conversation:
 
     def _begin(self) -> None:
         self._left = list(self._everybody)
-        self._is_last_round, self._was_broken = False, False
+        self._is_last_round, self._may_be_late = False, False
         self._last_try_s = self._end_s
         self._best: ErrorAnswer | Unusable | None = None
 
@@ -178,8 +182,8 @@ class Conversation:
         """The next effect.  After an end there is none."""
         end: End | None = None
         if isinstance(event, Unreached):
-            for address, cause in event.causes.items():
-                self._pass_over(address, cause)
+            self._pass_over(event.address, event.cause)
+            self._may_be_late |= event.is_late
         elif isinstance(event, Broken):
             end = self._broken(event)
         elif isinstance(event, Answer):
@@ -197,7 +201,7 @@ class Conversation:
             return Lost(event.address, event.cause)
         if not event.is_kept:
             self._pass_over(event.address, event.cause)
-            self._was_broken = True
+            self._may_be_late = True
         return None
 
     def _answered(self, answer: Answer) -> End | None:
@@ -236,15 +240,16 @@ class Conversation:
             latest_s = self._end_s - SHEPHERD_WAIT_S if self._terms.needs_shepherd else float("inf")
         if not self._left or now_s >= latest_s:
             return None
-        has_time = self._is_last_round or len(self._left) == 1 or not self._terms.repeatable
-        limit_s = self._terms.limit_s if has_time else self._terms.patience_s
+        has_time = self._is_last_round or len(self._left) == 1
+        limit_s = self._terms.limit_s if has_time or not self._terms.repeatable else self._terms.patience_s
         if self._terms.needs_shepherd:
             limit_s = min(limit_s, max(0.1, self._end_s - now_s))
-        return Ask(tuple(self._left), limit_s, may_reuse=self._terms.repeatable)
+        connect_s = CONNECT_LIMIT_S if has_time else PATIENCE_S
+        return Ask(self._left[0], connect_s, limit_s, may_reuse=self._terms.repeatable)
 
     def _ask_again(self, now_s: float) -> Ask | None:
         """Begin the last round where one may do better: for who had too little time, or none at all."""
-        if self._is_last_round or not (self._was_broken or self._left):
+        if self._is_last_round or not (self._may_be_late or self._left):
             return None
         self._is_last_round = True
         self._last_try_s = self._end_s if self._terms.needs_shepherd else now_s + 2 * self._terms.limit_s
@@ -295,7 +300,7 @@ class Contact:
 
 
 def passes(status: int, *, is_known: bool) -> bool:
-    """True for a refusal that passes: another agent, or the same one soon, may do better.
+    """Tell whether a refusal passes: another agent, or the same one soon, may do better.
 
     Of a job that was known before, even "no such job" only says that this agent has not heard of it.
     """

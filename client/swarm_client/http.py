@@ -1,27 +1,24 @@
 """A small HTTP/1.1 client on plain sockets, for commands whose whole budget an import of `http.client` would use up.
 
 It speaks what the agents speak: requests with a length, answers with a length or in chunks, and Server-Sent Events.
-No TLS, no redirects, no proxies (an agent answers for another by itself).  `swarm_client.sdk` uses aiohttp instead.
-
-`connect_any` tries a list of addresses: one that does not connect within 300 ms is overtaken by the next one while it
-may still answer.  `swarm_client.agents` builds on it.
+No TLS, no redirects, no proxies (an agent answers for another by itself).  `swarm_client.agents` builds on it;
+`swarm_client.sdk` uses aiohttp instead.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from swarm_client.address import Address, spell
 from swarm_client.conversation import ANSWER_LIMIT_S, Unreached
 
-CONNECT_STAGGER_S = 0.3  # the next address is tried beside a silent one after this time
-CONNECT_LIMIT_S = 5.0
 HEAD_BYTES_LIMIT = 65_536
 BODY_BYTES_LIMIT = 256 * 2**20
 EVENT_BYTES_LIMIT = 8 * 2**20
@@ -354,71 +351,30 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def connect_any(
-    addresses: Sequence[Address], waiter: Waiter, limit_s: float = CONNECT_LIMIT_S
-) -> Connection | Unreached:
-    """A connection to the first agent that takes one; each address has a head start of 300 ms over the next."""
-    pending: dict[int, tuple[socket.socket, Address]] = {}
-    causes: dict[Address, str] = {}
-    waiting = list(addresses)
-    end_s = time.monotonic() + limit_s
+def connect(address: Address, waiter: Waiter, limit_s: float) -> Connection | Unreached:
+    """A connection to an agent that takes one in time."""
     try:
-        while (waiting or pending) and time.monotonic() < end_s:
-            if waiting:
-                address = waiting.pop(0)
-                try:
-                    sock = _start_connect(address)
-                    pending[sock.fileno()] = (sock, address)
-                except OSError as error:
-                    causes[address] = _cause(error)
-                    continue
-            pause_s = CONNECT_STAGGER_S if waiting else end_s - time.monotonic()
-            winner = _first_connected(pending, causes, pause_s)
-            if winner is not None:
-                return Connection(winner[0], winner[1], waiter)
-        return Unreached(causes | {address: "no answer" for address in addresses if address not in causes})
-    finally:
-        for sock, _ in pending.values():
-            sock.close()
-
-
-def _start_connect(address: Address) -> socket.socket:
-    family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, kind, protocol)
+        family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        return Unreached(address, _cause(error))
+    connection = Connection(sock, address, waiter)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.connect(target)
-    except BlockingIOError:
-        return sock
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _first_connected(
-    pending: dict[int, tuple[socket.socket, Address]], causes: dict[Address, str], pause_s: float
-) -> tuple[socket.socket, Address] | None:
-    """The first connected socket, taken out of `pending`, or None after `pause_s` or when all have failed."""
-    end_s = time.monotonic() + pause_s
-    while pending:
-        poll = select.poll()
-        for descriptor in pending:
-            poll.register(descriptor, select.POLLOUT)
-        ready = poll.poll(max(0, int((end_s - time.monotonic()) * 1000) + 1))
-        for descriptor, _ in ready:
-            sock, address = pending.pop(descriptor)
+        code = sock.connect_ex(target)
+        if code == errno.EINPROGRESS:
+            if not waiter.wait(sock.fileno(), limit_s, for_writing=True):
+                connection.close()
+                return Unreached(address, "no answer", is_late=True)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if not code:
-                return sock, address
-            causes[address] = _cause(OSError(code, os.strerror(code)))
-            sock.close()
-        if ready and not pending:
-            return None
-        if time.monotonic() >= end_s:
-            return None
-    return None
+    except BaseException:
+        connection.close()
+        raise
+    if code:
+        connection.close()
+        return Unreached(address, os.strerror(code).lower())
+    return connection
 
 
 def _cause(error: OSError) -> str:

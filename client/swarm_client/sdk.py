@@ -56,7 +56,6 @@ from swarm_client.job_request import caller
 from swarmsched.api import EndReason, JobSpec, JobState, told
 from swarmsched.errors import AgentUnreachable, ConfigError, FieldProblem, JobRejected, SwarmError
 
-CONNECT_LIMIT_S = 1.0
 LINE_BYTES_LIMIT = 8 * 2**20
 WAIT_ROUND_S = 30.0
 CONTACT_LIMIT_S = 30.0  # a new shepherd acts within 20 s of the death of the old one
@@ -171,7 +170,7 @@ class SwarmClient:
         self._has_learnt = False
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=None)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None)
         token = self._read_token()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session = aiohttp.ClientSession(timeout=timeout, headers=headers, read_bufsize=LINE_BYTES_LIMIT)
@@ -364,22 +363,21 @@ class SwarmClient:
                 return self._ended(effect)
 
     async def _ask(self, ask: Ask, path: str, *, is_stream: bool, **request: Any) -> Unreached | Broken | Answer:
-        """Send it to the first of the agents."""
-        address = ask.addresses[0]
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_LIMIT_S, sock_read=STREAM_SILENCE_S if is_stream else ask.limit_s
-        )
-        url = f"http://{spell(address)}{path}"
+        read_s = STREAM_SILENCE_S if is_stream else ask.limit_s
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ask.connect_s, sock_read=read_s)
+        url = f"http://{spell(ask.address)}{path}"
         try:
             response = await self._http.request(url=url, timeout=timeout, allow_redirects=False, **request)
             is_open = is_stream and response.status < 300
             body = b"" if is_open else await response.read()
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            return Unreached({address: getattr(error, "strerror", "") or str(error)})
+        except aiohttp.ConnectionTimeoutError:
+            return Unreached(ask.address, "no answer", is_late=True)
+        except aiohttp.ClientConnectorError as error:
+            return Unreached(ask.address, error.strerror or str(error))
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            return Broken(address, str(error) or type(error).__name__)
+            return Broken(ask.address, str(error) or type(error).__name__)
         headers = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(address, response.status, headers, body, response if is_open else None)
+        return Answer(ask.address, response.status, headers, body, response if is_open else None)
 
     def _ended(self, end: End) -> Success:
         if isinstance(end, Success):

@@ -10,6 +10,7 @@ from swarm_client.conversation import (
     ANSWER_LIMIT_S,
     BUSY_LIMIT_S,
     BUSY_PAUSE_S,
+    CONNECT_LIMIT_S,
     ONCE,
     ONCE_TO_SHEPHERD,
     PATIENCE_S,
@@ -60,21 +61,27 @@ def three():
 
 def test_the_first_agents_are_given_little_time_and_the_last_one_all(three):
     ask = three()
-    assert told(ask) == Ask((A, B, C), PATIENCE_S, may_reuse=True)
-    assert ask.step(Unreached({A: "refused"}), 0.0) == Ask((B, C), PATIENCE_S, may_reuse=True)
-    assert ask.step(Broken(B, "late"), 0.0) == Ask((C,), ANSWER_LIMIT_S, may_reuse=True)
+    assert told(ask) == Ask(A, PATIENCE_S, PATIENCE_S, may_reuse=True)
+    assert ask.step(Unreached(A, "refused"), 0.0) == Ask(B, PATIENCE_S, PATIENCE_S, may_reuse=True)
+    assert ask.step(Broken(B, "late"), 0.0) == Ask(C, CONNECT_LIMIT_S, ANSWER_LIMIT_S, may_reuse=True)
     assert ask.step(answer(C, x=1), 0.0).document == {"x": 1}
 
 
 def test_who_had_too_little_time_is_asked_once_more_with_all_of_it(three):
     effect = told(three(), Broken(A, "late"), Broken(B, "late"), Broken(C, "late"))
-    assert effect == Ask((A, B, C), ANSWER_LIMIT_S, may_reuse=True)
+    assert effect == Ask(A, CONNECT_LIMIT_S, ANSWER_LIMIT_S, may_reuse=True)
 
 
 def test_nobody_is_asked_twice_where_nobody_could_be_reached(three):
-    end = told(three(), Unreached({A: "refused", B: "refused"}), Unreached({C: "no answer"}))
-    assert end == Silent({A: "refused", B: "refused", C: "no answer"})
-    assert end.cause == "10.0.0.1:7433: refused; 10.0.0.2:7433: refused; 10.0.0.3:7433: no answer"
+    end = told(three(), *[Unreached(each, "refused") for each in (A, B, C)])
+    assert end == Silent({A: "refused", B: "refused", C: "refused"})
+    assert end.cause == "10.0.0.1:7433: refused; 10.0.0.2:7433: refused; 10.0.0.3:7433: refused"
+
+
+def test_an_agent_that_takes_no_connection_at_once_is_given_more_time_when_all_have_been_asked(three):
+    ask = three()
+    refused = [Unreached(each, "refused") for each in (B, C)]
+    assert told(ask, Unreached(A, "no answer", is_late=True), *refused).connect_s == CONNECT_LIMIT_S
 
 
 def test_of_each_agent_the_newest_cause_is_told(three):
@@ -83,7 +90,7 @@ def test_of_each_agent_the_newest_cause_is_told(three):
 
 
 def test_a_kept_connection_that_breaks_says_nothing_of_its_agent(three):
-    assert told(three(), Broken(A, "closed", is_kept=True)).addresses == (A, B, C)
+    assert told(three(), Broken(A, "closed", is_kept=True)).address == A
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -91,7 +98,7 @@ def test_an_agent_that_is_too_busy_is_passed_over_and_all_of_them_are_asked_agai
     ask = three()
     later = {"status": status, "retry_after_seconds": 0.5}
     assert told(ask, busy(A, **later), busy(B, **later), busy(C, **later)) == Sleep(0.5)
-    assert ask.step(None, 0.5).addresses == (A, B, C)
+    assert ask.step(None, 0.5).address == A
 
 
 def test_a_swarm_that_stays_busy_is_asked_three_times_more(three):
@@ -123,14 +130,15 @@ def test_a_refusal_ends_it_at_the_first_agent(three):
 
 
 def test_what_one_agent_says_tells_more_than_that_others_are_silent(three):
-    assert told(three(), busy(A), Unreached({B: "refused", C: "refused"})).code == "not_ready"
+    assert told(three(), busy(A), Unreached(B, "refused"), Unreached(C, "refused")).code == "not_ready"
 
 
 @pytest.mark.parametrize("terms", [ONCE, ONCE_TO_SHEPHERD])
 def test_what_may_not_be_repeated_is_sent_again_only_where_nothing_was_done(three, terms):
-    assert told(three(terms)) == Ask((A, B, C), min(ANSWER_LIMIT_S, told(three(terms)).limit_s), may_reuse=False)
-    assert told(three(terms), Unreached({A: "refused"})).addresses == (B, C)
-    assert told(three(terms), busy(A, "not_ready")).addresses == (B, C)
+    first = told(three(terms))
+    assert (first.address, first.limit_s >= SHEPHERD_LIMIT_S, first.may_reuse) == (A, True, False)
+    assert told(three(terms), Unreached(A, "refused")).address == B
+    assert told(three(terms), busy(A, "not_ready")).address == B
     assert told(three(terms), busy(A, "unavailable", retry_after_seconds=1)).code == "unavailable"
     assert told(three(terms), Broken(A, "late")) == Lost(A, "late")
 
@@ -138,29 +146,29 @@ def test_what_may_not_be_repeated_is_sent_again_only_where_nothing_was_done(thre
 def test_an_agent_that_has_waited_for_a_shepherd_is_the_last_one_asked(three):
     nobody_acts = busy(A, "shepherd_unreachable", retry_after_seconds=1)
     assert told(three(TO_SHEPHERD), nobody_acts).code == "shepherd_unreachable"
-    assert told(three(PLAIN), nobody_acts).addresses == (B, C)
+    assert told(three(PLAIN), nobody_acts).address == B
 
 
 def test_a_wait_for_a_shepherd_begins_nowhere_when_its_time_is_nearly_over(three):
     ask = three(TO_SHEPHERD)
     assert told(ask).limit_s == PATIENCE_S
     last = ask.step(Broken(A, "late"), 2.0)
-    assert (set(last.addresses), last.limit_s) == ({A, B, C}, SHEPHERD_LIMIT_S - 2.0)
+    assert (last.address, last.limit_s) == (B, SHEPHERD_LIMIT_S - 2.0)
     assert isinstance(ask.step(Broken(B, "late"), SHEPHERD_LIMIT_S), Silent)
 
 
 def test_agents_that_took_no_connection_leave_time_to_ask_the_others_for_a_shepherd(three):
     ask = three(TO_SHEPHERD)
     ask.step(None, 0.0)
-    assert ask.step(Unreached({A: "no answer"}), 5.0).addresses[:2] == (B, C)
+    assert ask.step(Unreached(A, "no answer"), 5.0).address == B
 
 
 @pytest.mark.parametrize("odd", [answer(A, headers={"server": "nginx"}), answer(A, 307), answer(A, 404, headers={})])
 def test_what_is_not_an_agent_is_passed_over_and_told_of_when_nobody_else_answers(three, odd):
-    assert told(three(), odd).addresses == (B, C)
-    assert told(three(ONCE), odd).addresses == (B, C)
+    assert told(three(), odd).address == B
+    assert told(three(ONCE), odd).address == B
     assert isinstance(told(three(), odd, answer(B)), Success)
-    end = told(three(), odd, Unreached({B: "refused", C: "refused"}))
+    end = told(three(), odd, Unreached(B, "refused"), Unreached(C, "refused"))
     assert isinstance(end, Unusable)
     assert (end.address, end.is_stranger) == (A, True)
 
@@ -197,7 +205,6 @@ def test_a_list_of_members_without_any_that_may_answer_is_empty(members):
 
 # --- Drawn swarms: each agent does one of these each time that it is asked; the last one for ever.
 
-CONNECT_S = 1.0
 TROUBLES = ("refuses", "dead", "hangs", "lost before", "lost after", "busy", "busy for long", "unsure", "307", "proxy")
 END_OF_IT = ("answers", "rejects", *TROUBLES)
 agents = st.lists(
@@ -209,9 +216,9 @@ kinds = st.sampled_from([PLAIN, ONCE, TO_SHEPHERD, ONCE_TO_SHEPHERD, SUBMISSION,
 class DrawnSwarm:
     """Agents in virtual time, and a driver of one request to them; counts what may have been carried out."""
 
-    def __init__(self, scripts, terms, *, races):
+    def __init__(self, scripts, terms):
         self.scripts = {("h", port): [*troubles, last] for port, (troubles, last) in enumerate(scripts, 1)}
-        self.terms, self.races = terms, races
+        self.terms = terms
         self.now_s, self.carried_out, self.asked = 0.0, 0, set()
 
     def does(self, address):
@@ -228,25 +235,19 @@ class DrawnSwarm:
                 assert effect.seconds <= BUSY_PAUSE_S
                 self.now_s += effect.seconds
             elif isinstance(effect, Ask):
-                assert effect.addresses
                 event = self.ask(effect)
             else:
                 return effect
         raise AssertionError("it never ends")
 
     def ask(self, ask):
-        """Connect to all of them, or to the first alone; the first that takes a connection is sent the request."""
-        unreached = {}
-        for address in ask.addresses:
-            self.asked.add(address)
-            does = self.does(address)
-            if does not in ("refuses", "dead"):
-                return self.sent(address, does, ask.limit_s)
-            unreached[address] = does
-            self.now_s += CONNECT_S if does == "dead" else 0.0
-            if not self.races:
-                break
-        return Unreached(unreached)
+        self.asked.add(ask.address)
+        does = self.does(ask.address)
+        if does == "dead":
+            self.now_s += ask.connect_s
+        if does in ("refuses", "dead"):
+            return Unreached(ask.address, does, is_late=does == "dead")
+        return self.sent(ask.address, does, ask.limit_s)
 
     def sent(self, address, does, limit_s):
         if does in ("hangs", "lost after", "lost before"):
@@ -264,9 +265,9 @@ class DrawnSwarm:
 
 
 @settings(max_examples=200, deadline=None)
-@given(agents, kinds, st.booleans())
-def test_whatever_agents_do_nothing_is_done_twice_and_the_wait_is_bounded(scripts, terms, races):
-    swarm = DrawnSwarm(scripts, terms, races=races)
+@given(agents, kinds)
+def test_whatever_agents_do_nothing_is_done_twice_and_the_wait_is_bounded(scripts, terms):
+    swarm = DrawnSwarm(scripts, terms)
     end = swarm.end()
     is_long = terms.needs_shepherd
     assert terms.repeatable or swarm.carried_out <= 1
@@ -280,7 +281,7 @@ def test_whatever_agents_do_nothing_is_done_twice_and_the_wait_is_bounded(script
 
 def bound_s(agents, terms):
     """One round of all, and a last one; where a swarm is busy again and again, another such pair at the very end."""
-    connecting_s = agents * (CONNECT_S + 0.02)
+    connecting_s = agents * (CONNECT_LIMIT_S + 0.02)
     if terms.needs_shepherd:
         return SHEPHERD_LIMIT_S + 2 * connecting_s + 0.2
     pair_s = agents * terms.patience_s + 4 * terms.limit_s + 2 * connecting_s
@@ -289,8 +290,8 @@ def bound_s(agents, terms):
 
 
 @settings(max_examples=200, deadline=None)
-@given(agents, st.integers(0, 5), st.sampled_from([PLAIN, SUBMISSION, STREAM]), st.booleans())
-def test_one_agent_that_is_well_is_always_found(scripts, place, terms, races):
+@given(agents, st.integers(0, 5), st.sampled_from([PLAIN, SUBMISSION, STREAM]))
+def test_one_agent_that_is_well_is_always_found(scripts, place, terms):
     rest = [(troubles, last if last != "rejects" else "refuses") for troubles, last in scripts]
     rest.insert(place, ([], "answers"))
-    assert isinstance(DrawnSwarm(rest, terms, races=races).end(), Success)
+    assert isinstance(DrawnSwarm(rest, terms).end(), Success)

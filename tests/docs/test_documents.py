@@ -39,7 +39,7 @@ def test_every_figure_and_every_oddity_of_reports_is_documented():
 def test_every_file_that_the_guide_to_the_code_names_is_there():
     text = (ROOT / "docs/explanation/code.md").read_text().partition("## In which order to read")[2]
     names = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)?)`", text)) - {"step"}
-    modules = {path.with_suffix("") for room in ("swarmsched", "agent") for path in (ROOT / room).rglob("*")}
+    modules = {path.with_suffix("") for room in ("swarmsched", "agent", "client") for path in (ROOT / room).rglob("*")}
     missing = [name for name in names if not any(str(module).endswith(f"/{name}") for module in modules)]
     assert missing == []
 
