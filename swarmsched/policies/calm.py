@@ -5,7 +5,8 @@ job that has just changed keeps its size for `JUST_S`, whoever waits: only one o
 waited for too long, takes a place from it; and where a change costs it no more than `CHEAP_S`, one that has come since
 and would have no place otherwise, since nobody could know of it.  A job that stays gives up GPUs to one that waits, and
 is not changed for a gain, its own or another's: after a change until a tenth of its time since its first start has
-passed (`SETTLED`), and while another one would make its changes cost more than `PAUSE_BUDGET` of that time.  A job that
+passed (`SETTLED`), and while another one would make its changes cost more than `PAUSE_BUDGET` of that time.  While
+nobody waits, one whose changes cost no more than `CHEAP_S` keeps what it has and may grow at any time.  A job that
 reports nothing stays for ten pauses from its start as well (`SILENT_PAUSES`), and while anybody waits: nobody has
 measured that it gains.
 
@@ -36,8 +37,23 @@ def yields_to(job: JobView, newcomer: JobView, pause_s: float, now_s: float) -> 
 
 def stays(job: JobView, pause_s: float, now_s: float, utc_s: float, *, is_silent: bool) -> bool:
     """True of a running job that is not to be changed for a gain; a change costs it `pause_s`."""
-    lived_s = max(job.running_s(now_s), utc_s - job.card.first_started_utc_s if job.card.first_started_utc_s else 0.0)
     kept_s = job.kept_s(now_s)
-    is_spent = job.card.paused_s + pause_s > PAUSE_BUDGET * lived_s + AHEAD * pause_s
-    is_young = bool(job.card.kept_s) and kept_s <= SETTLED * lived_s
-    return is_spent or is_young or (is_silent and kept_s <= SILENT_PAUSES * pause_s)
+    is_young = bool(job.card.kept_s) and kept_s <= SETTLED * _lived_s(job, now_s, utc_s)
+    return _is_spent(job, pause_s, now_s, utc_s) or is_young or (is_silent and kept_s <= SILENT_PAUSES * pause_s)
+
+
+def may_grow(job: JobView, pause_s: float, now_s: float, utc_s: float, *, is_silent: bool) -> bool:
+    """True of a job that has changed lately and may still take GPUs that nobody waits for, at next to no cost."""
+    is_cheap = bool(job.card.kept_s) and pause_s <= CHEAP_S and not is_silent
+    is_young = job.kept_s(now_s) <= max(JUST_S, SETTLED * _lived_s(job, now_s, utc_s))
+    return is_cheap and is_young and not _is_spent(job, pause_s, now_s, utc_s)
+
+
+def _is_spent(job: JobView, pause_s: float, now_s: float, utc_s: float) -> bool:
+    """Whether another change would make changes cost more than they may."""
+    return job.card.paused_s + pause_s > PAUSE_BUDGET * _lived_s(job, now_s, utc_s) + AHEAD * pause_s
+
+
+def _lived_s(job: JobView, now_s: float, utc_s: float) -> float:
+    """Seconds since the job first started."""
+    return max(job.running_s(now_s), utc_s - job.card.first_started_utc_s if job.card.first_started_utc_s else 0.0)

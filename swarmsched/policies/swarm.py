@@ -98,6 +98,10 @@ class Contender(Sized):
         self.value[self.held + 1 :] = np.minimum(self.value[self.held + 1 :], self.value[self.held])
         self.reserved = self.held if is_firm else self.reserved
 
+    def keep(self) -> None:
+        """Give up nothing that the job has."""
+        self.may_part, self.reserved = False, self.held
+
     @property
     def patience(self) -> float:
         """How much more it counts for having waited, or for what it is to take."""
@@ -357,10 +361,12 @@ def _calm(
         if not each.held:
             continue
         is_wanted = bool(waiting) and (min(waiting) < inverse_priority(job))
-        if calm.has_just_changed(job, now_s) and not is_wanted:
-            pause_s = turns.pause_s(job)
+        pause_s, has_just_changed = turns.pause_s(job), calm.has_just_changed(job, now_s)
+        if not waiting and calm.may_grow(job, pause_s, now_s, utc_s, is_silent=is_silent):
+            each.keep()
+        elif has_just_changed and not is_wanted:
             each.stay(is_firm=not any(calm.yields_to(job, newcomer, pause_s, now_s) for newcomer in newcomers))
-        elif calm.stays(job, turns.pause_s(job), now_s, utc_s, is_silent=is_silent) or (is_silent and waiting):
+        elif calm.stays(job, pause_s, now_s, utc_s, is_silent=is_silent) or (is_silent and waiting):
             each.stay(is_firm=not waiting)
 
 

@@ -93,11 +93,26 @@ def test_a_job_that_has_only_started_gives_room_at_once() -> None:
         ({"paused_s": 271, "pause_s": 60.0}, True),
         ({"estimate": None, "kept_s": 0, "running_s": SILENT_PAUSES * PAUSE_S}, False),
         ({"estimate": None, "kept_s": 0, "running_s": SILENT_PAUSES * PAUSE_S + 1.0}, True),
+        ({"kept_s": 5, "pause_s": CHEAP_S}, True),
+        ({"kept_s": 300, "pause_s": CHEAP_S}, True),
+        ({"kept_s": 5, "pause_s": 1.1 * CHEAP_S}, False),
+        ({"kept_s": 5, "pause_s": CHEAP_S, "paused_s": 182}, False),
+        ({"kept_s": 2, "pause_s": CHEAP_S, "estimate": None}, False),
     ],
 )
 def test_who_grows_has_been_as_it_is_for_long_and_has_pauses_left(more: dict[str, Any], grows: bool) -> None:
     plan = plan_of(lived(1, Share(A, 1), **more), free=3)
     assert (plan[job_id(1)].change is Change.GROW) is grows
+
+
+def test_a_job_that_changes_at_no_cost_takes_nothing_while_somebody_waits_nor_gives_while_nobody_does() -> None:
+    cheap = {"kept_s": 20, "pause_s": 0.01}
+    plan = plan_of(lived(1, Share(A, 1), **cheap), job(9, JobState.QUEUED, 4, ONE_GPU, queued_s=100.0), free=3)
+    assert plan[job_id(1)].change in KEEPS
+    long = replace(MEASURED, remaining=1e6)
+    short = lived(2, Share(A, 1), estimate=replace(MEASURED, remaining=300.0), pause_s=0.01)
+    assert plan_of(lived(1, Share(A, 3), estimate=long, **cheap), short)[job_id(1)].change in KEEPS
+    assert plan_of(lived(1, Share(A, 3), estimate=long, pause_s=0.01), short)[job_id(1)].change is Change.SHRINK
 
 
 def test_a_job_that_stays_gives_up_gpus_to_one_that_waits_and_to_no_growth() -> None:
