@@ -1,5 +1,5 @@
-"""EASY backfill (Lifka, "The ANL/IBM SP Scheduling System", JSSPP 1995): later jobs may pass a blocked head of the line
-as long as they do not delay it.
+"""EASY backfill (Lifka, "The ANL/IBM SP Scheduling System", JSSPP 1995). Later jobs may pass a blocked head of the
+line as long as they do not delay it.
 
 The head, the first job that does not fit, gets a reservation at the *shadow time*: when, by the time limits of the
 running jobs, enough is free for it.  A later job starts now only if it ends before the shadow time by its own limit,

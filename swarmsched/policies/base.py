@@ -84,8 +84,8 @@ STOPPED_MS = 2**51
 
 
 class YieldingOrder(SubmitOrder):
-    """The same, and whoever has been stopped for others comes after those that have not: else it would take back what
-    it has just given up."""
+    """The order of submission, where whoever has been stopped for others comes last. Else it would take back what it
+    has just given up."""
 
     def rank_key(self, job: JobView, now_s: float) -> RankKey:
         """Smaller runs earlier."""

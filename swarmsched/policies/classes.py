@@ -97,8 +97,8 @@ def questions(job: JobView, most: int, per_node: int, names: Sequence[str]) -> d
 
 
 def limited_speeds(by_gpu: Mapping[str, Goodput | None]) -> dict[str, Floats]:
-    """How many times as fast a job is by its limit on a class as by that on the first, by world size; none where there
-    is but one."""
+    """Speed of a job by its limit on a class over that by its limit on the first, by world size. None where there is
+    but one."""
     first = next(iter(by_gpu.values()), None)
     if len(by_gpu) < 2 or first is None:
         return {}

@@ -40,7 +40,7 @@ class Grown(Sized):
 
     @property
     def why(self) -> str:
-        """Its class."""
+        """The job's class."""
         return self.place.told
 
     @property
@@ -50,7 +50,7 @@ class Grown(Sized):
 
     @property
     def next_size(self) -> int:
-        """Its least size, or one more than it has."""
+        """The job's least size, or one more than it has."""
         return self.ranks + 1 if self.ranks else self.least
 
     @property

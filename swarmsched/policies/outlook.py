@@ -87,8 +87,8 @@ class Lefts:
         return (expected_s, low_s, high_s)
 
     def alone_s(self, job: JobView, share_gpus: float, left: Left, ranks: int) -> float:
-        """Seconds that the whole of it would take on an equal share of the GPUs; one that needs more of them has its
-        least for a part of the time.  0 where nobody knows."""
+        """Seconds that the whole job would take on an equal share of the GPUs. One that needs more of them has its
+        least for a part of the time. 0 where nobody knows."""
         per_rank, rate = max(1, job.demand.gpus), self.rate(job)
         had_s = job.attained_gpu_s(self._now_s) / per_rank  # rank-seconds
         if rate is not None and job.card.estimate is not None:

@@ -78,8 +78,8 @@ def _places(
 
 
 def may_move(job: JobView, room: Room) -> bool:
-    """Starting and stopping jobs are being decided on elsewhere; of one whose card names only a part of what it holds,
-    or that is on a node that is not available, nobody knows what it would leave."""
+    """True where a plan may move a job. Starting and stopping ones are decided on elsewhere; of one whose card names
+    only a part of what it holds, or that is on a node that is not available, nobody knows what it would leave."""
     is_known = not job.card.hidden_ranks and room.has(job.shares)
     return job.state is JobState.QUEUED or (job.state is JobState.RUNNING and is_known)
 

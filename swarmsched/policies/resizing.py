@@ -1,4 +1,4 @@
-"""From the sizes that a policy has chosen to decisions: who keeps its size keeps its hosts; the others get whole nodes
+"""Decisions, from the sizes that a policy has chosen. Who keeps its size keeps its hosts; the others get whole nodes
 first, the largest job before the smaller, each where it is already before elsewhere."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ class Sized:
         return 0 < self.ranks == self.held and not self.changes_class
 
     def placed(self, sites: Sites, now: Room) -> Decision:
-        """Its decision, for nobody yet; booked in the room of the sites, where it has what it holds."""
+        """The job's decision, for nobody yet; booked in the room of the sites, where it has what it holds."""
         job, room = self.job, sites.room
         if self.is_kept and not (self.may_part and sites.is_crowded(job.job_id)):
             return self.rebatched()
@@ -107,7 +107,7 @@ class Sized:
         return Decision(job.job_id, change, reason, target, step_s=step_s)
 
     def rebatched(self) -> Decision:
-        """It keeps its hosts, perhaps with another batch."""
+        """The job keeps its hosts, perhaps with another batch."""
         job, batch = self.job, self._other_batch()
         if not batch:
             decision = keep(job, ())
@@ -333,10 +333,10 @@ def place_made(
     is_overdue: bool,
     shrinks: bool,
 ) -> tuple[list[Decision], ClusterView]:
-    """A place for a waiting job of which as many GPUs are free or may be taken, but not where it can use them: who is
+    """A place for a waiting job of which as many GPUs are free or may be taken, but not where it can use them. Who is
     in its way gives up what it needs there, the last started first; those of its priority only where it `is_overdue`,
-    or down to the least that they take where it `shrinks` them, those of a higher one never.  And the swarm after that,
-    without those jobs.  No decisions, and the swarm as it is, where there is no such place."""
+    or down to the least that they take where it `shrinks` them, those of a higher one never. And the swarm after
+    that, without those jobs. No decisions, and the swarm as it is, where there is no such place."""
 
     def kept(other: JobView) -> int:
         held, ahead = world_size(other.shares), inverse_priority(other) - inverse_priority(job)
@@ -390,8 +390,8 @@ def _limited(shares: Sequence[Share], nodes: Collection[NodeId], ranks: int) -> 
 
 
 def never_given_up(job: JobView) -> int:
-    """Ranks that a job that may be resized keeps in any case: one that changes while it trains needs no checkpoint, so
-    that it cannot be stopped."""
+    """Ranks that a job that may be resized keeps in any case. One that changes while it trains needs no checkpoint,
+    so that it cannot be stopped."""
     elastic = elastic_of(job)
     return min(world_size(job.shares), elastic.ranks_least) if elastic.is_live else 0
 
@@ -407,7 +407,7 @@ def elastic_of(job: JobView) -> Resizable:
 
 
 def dealt_to_one(job: JobView, room: Room, gpus: int) -> int:
-    """Of so many GPUs that are dealt, those that one job can have: no more than there are of one class, unless it
+    """GPUs that one job can have of so many that are dealt. They are no more than there are of one class, unless it
     mixes them or has more."""
     if job.card.mixed_gpus or room.is_of_one_class(job.demand):
         return gpus
@@ -422,8 +422,8 @@ def ranks_looked_at(job: JobView, gpus: int) -> int:
 
 
 def gpu_of(job: JobView, room: Room) -> str:
-    """The class of GPUs by whose limits a job's batches are dealt: that which it has, or the only one; empty where
-    there are several, or nothing depends on it."""
+    """The class of GPUs by whose limits a job's batches are dealt: that which it has, or the only one. It is empty
+    where there are several, or nothing depends on it."""
     if job.card.elastic is None or not job.card.elastic.batches.by_gpu:
         return ""
     classes = room.classes(job.demand)
@@ -432,8 +432,8 @@ def gpu_of(job: JobView, room: Room) -> str:
 
 
 def question(job: JobView, estimate: Estimate | None, most: int, per_node: int, gpu: str) -> Question | None:
-    """What a book is asked for what it makes of up to `most` ranks on GPUs of a class, `per_node` of them on a node;
-    None where its speed, or the batches that can be dealt to them, are not known.
+    """The question to a book, what a job makes of up to `most` ranks on GPUs of a class, `per_node` on a node. None
+    where its speed, or the batches that can be dealt to them, are not known.
 
     What jobs of its kind have told may choose its size, never its batch, on which depends what it learns: whoever names
     a job of that kind could change it.
@@ -465,8 +465,8 @@ def reviewed(plan: Plan, book: GoodputBook) -> Plan:
 
 def unmeasured(job: JobView, most: int) -> Floats:
     """Speed by world size where nobody has measured it: 1 at the size that it asked for, in proportion below, and as
-    the root above: a guess that favours whoever has measured more.  Nothing beyond what its first batch can be dealt
-    to."""
+    the root above. That is a guess that favours whoever has measured more. Nothing beyond what its first batch can be
+    dealt to."""
     batches = elastic_of(job).batches
     dealt_to = batches.first // batches.local_least if batches.local_least else most
     speed = np.minimum(np.arange(most + 1), max(1, dealt_to)) / job.ranks

@@ -68,7 +68,7 @@ class Room:
 
     @property
     def nodes(self) -> Iterable[NodeId]:
-        """Those that are available."""
+        """Nodes that are available."""
         return self._free
 
     @property
@@ -208,8 +208,8 @@ class Room:
 
 
 def may_resize(job: JobView, room: Room) -> bool:
-    """Whether all that a job has is to be decided on: it waits, or runs, lets its size be changed, and what it would
-    leave is known and within reach.  One that did not say so is never touched."""
+    """True where all that a job has is to be decided on. It waits, or it runs, lets its size be changed, and what it
+    would leave is known and within reach. One that did not say so is never touched."""
     if job.state is JobState.QUEUED:
         return True
     is_known = not job.card.hidden_ranks and room.has(job.shares)

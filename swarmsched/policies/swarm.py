@@ -93,7 +93,7 @@ class Contender(Sized):
         return float(self.value[ranks]) if ranks < len(self.value) else 0.0
 
     def stay(self, *, is_firm: bool) -> None:
-        """It gets no more than it has, and where `is_firm` no less."""
+        """The job gets no more than it has, and where `is_firm` no less."""
         self.stays, self.may_part = True, False
         self.value[self.held + 1 :] = np.minimum(self.value[self.held + 1 :], self.value[self.held])
         self.reserved = self.held if is_firm else self.reserved

@@ -78,7 +78,7 @@ class Turn:
 
     @property
     def is_overdue(self) -> bool:
-        """It has waited for too long, or is to take too long."""
+        """True where the job has waited for too long, or is to take too long."""
         return self.place[0] < SERVED
 
     @property
@@ -187,8 +187,8 @@ class Turns:
         return may_resize(job, room) or (self.may_be_stopped(job) and may_move(job, room))
 
     def most_at_start(self, job: JobView, most: int, gpus: int) -> int:
-        """Ranks with which a job may start: of one that may have to keep them a fair share of the GPUs, among all that
-        are there, or come while it runs."""
+        """Ranks with which a job may start. One that may have to keep them has a fair share of the GPUs, among all
+        that are there, or come while it runs."""
         elastic = job.card.elastic
         if elastic is None or job.shares or elastic.is_live or alike(job.card) in self._changeable:
             return most
