@@ -42,6 +42,7 @@ from swarmsched.jobs.update import (
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import JobShepherd
+from swarmsched.negotiation.told import NodeLost, TakenUp
 from swarmsched.record import JobRecord
 
 LOOK_INTERVAL_S = 1.0
@@ -239,7 +240,7 @@ class Holding:
         shepherd = self._shepherds.add(record)
         text = f"{self._me.node} shepherds it in epoch {record.epoch}"
         taken = Announce("job.taken_over", text, record.job_id, self._me.node, {"epoch": record.epoch})
-        return [taken, *shepherd.take_up(self._presence.lost(clock.now_s), clock)]
+        return [taken, *shepherd.step(TakenUp(self._presence.lost(clock.now_s)), clock)]
 
     def _confirmed(self, answer: Answered, clock: Clock) -> None:
         """A majority of the holders has accepted a record of ours."""
@@ -256,14 +257,14 @@ class Holding:
         job = self._shepherds.jobs.get(job_id)
         if job is None or self._has_authority(job.record, clock.now_s):
             return []
-        return self._step_back(job_id, job)
+        return self._step_back(job_id, job, clock)
 
-    def _step_back(self, job_id: JobId, job: JobShepherd) -> list[ShepherdEffect]:
+    def _step_back(self, job_id: JobId, job: JobShepherd, clock: Clock) -> list[ShepherdEffect]:
         record = self._register.records.get(job_id)
         if record is not None and record.is_ended:
             self._read_repair.suspect(job_id)  # nobody stands for what has ended here, and others wait while we live
         return self._placement.step_down(
-            job, "no majority of its holders answers; its ranks run on as long as they may"
+            job, "no majority of its holders answers; its ranks run on as long as they may", clock
         )
 
     # Time, and what happens to this node and to others.
@@ -319,10 +320,10 @@ class Holding:
         lost = self._presence.lost(now_s)
         for job_id, job in list(jobs.items()):
             if not self._has_authority(job.record, now_s):
-                effects += self._step_back(job_id, job)
+                effects += self._step_back(job_id, job, clock)
                 continue
             for node in self._presence.lost_of(job, lost, now_s):
-                effects += job.note_lost_node(node, clock)
+                effects += job.step(NodeLost(node), clock)
         self._confirmed_s = {job_id: at_s for job_id, at_s in self._confirmed_s.items() if job_id in jobs}
         return effects
 
@@ -332,7 +333,7 @@ class Holding:
         now_s = clock.now_s
         candidates = self._cluster.candidates(now_s)
         self._compare_with_locations()
-        succeeded = self._step_back_where_succeeded()
+        succeeded = self._step_back_where_succeeded(clock)
         self._stalled_s = {node: self._stalled_s.get(node, now_s) for node in self._cluster.stalled(now_s)}
         gone = self._stalled_s | self._presence.away
         mended = self._replacement.mend(self._presence.failed, gone, candidates, clock)
@@ -357,7 +358,7 @@ class Holding:
             if is_news or location.state is JobState.ENDED:
                 self._read_repair.suspect(job_id)
 
-    def _step_back_where_succeeded(self) -> list[ShepherdEffect]:
+    def _step_back_where_succeeded(self, clock: Clock) -> list[ShepherdEffect]:
         """Others tell of a later epoch: were it wrong, this node would take the job up again."""
         locations = self._cluster.locations
         effects: list[ShepherdEffect] = []
@@ -366,7 +367,7 @@ class Holding:
             if location is None or location.epoch <= job.record.epoch or location.shepherd == self._me.node:
                 continue
             self._read_repair.suspect(job_id)
-            effects += self._placement.step_down(job, f"epoch {location.epoch} is {location.shepherd}'s")
+            effects += self._placement.step_down(job, f"epoch {location.epoch} is {location.shepherd}'s", clock)
         return effects
 
     def validate(self) -> None:

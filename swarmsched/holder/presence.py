@@ -87,7 +87,7 @@ class Presence:
 
     def lost_of(self, job: JobShepherd, lost: frozenset[NodeId], now_s: float) -> list[NodeId]:
         """Which nodes of a job have lost its ranks: those, and those of whose name only another machine answers."""
-        replaced = job.only_namesakes_answered(now_s, NAMESAKE_S)
+        replaced = job.namesakes.standing(now_s, NAMESAKE_S)
         given_up = lost.union(node for node in replaced if node not in self._shared or job.hangs_on(node))
         return list(dict.fromkeys(share.node for share in job.record.shares if share.node in given_up))
 

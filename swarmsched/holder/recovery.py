@@ -20,6 +20,7 @@ from swarmsched.ids import JobId
 from swarmsched.jobs.update import Asker, UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord
+from swarmsched.negotiation.told import LossDeclared
 from swarmsched.record import FORCED_LEAP, JobRecord
 
 
@@ -43,7 +44,7 @@ class Recovery:
         """`record` is what this node holds of the job; refused where nothing has to be forced."""
         shepherd = self._shepherds.jobs.get(command.job_id)
         if shepherd is not None and shepherd.waits_for_lost:
-            effects = shepherd.declare_lost(clock)
+            effects = shepherd.step(LossDeclared(), clock)
             return [*effects, ReplyToClient(request_id, JobAccepted(shepherd.record))]
         if command.job_id in self._under_way:
             self._under_way[command.job_id].append(request_id)

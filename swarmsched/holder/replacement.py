@@ -13,6 +13,7 @@ from swarmsched.jobs.update import Asker, ReadDecided, ReadRequested
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ReadRecord, ShepherdEffect
 from swarmsched.negotiation.shepherd import JobShepherd
+from swarmsched.negotiation.told import HoldersWished, SuccessorWished
 
 CHANGES_PER_REVIEW = 32
 SETTLED_S = 30.0  # that a gang runs before its nodes are relieved of holding: short jobs are not worth two updates
@@ -49,8 +50,8 @@ class Replacement:
     ) -> list[ShepherdEffect]:
         record = job.record
         if record.leaving_holders:
-            return job.change_holders(record.holders, (), clock)
-        is_settled = clock.now_s >= job.running_since_s + SETTLED_S
+            return job.step(HoldersWished(record.holders, ()), clock)
+        is_settled = clock.now_s >= job.gang.running_since_s + SETTLED_S
         chosen = next_holders(
             record, self._me, [self._own, *candidates], gone, self._rng, clock.now_s, is_settled=is_settled
         )
@@ -73,7 +74,7 @@ class Replacement:
         is_answered = isinstance(answer.result, ReadDecided)
         if job is None or not is_answered or not job.is_calm or job.record.leaving_holders:
             return []
-        return job.change_holders(chosen, job.record.holders, clock)
+        return job.step(HoldersWished(chosen, job.record.holders), clock)
 
     def hand_over(self, candidates: list[Candidate], clock: Clock) -> list[ShepherdEffect]:
         """What is too much, to holders that shepherd less."""
@@ -85,7 +86,7 @@ class Replacement:
             to = successor(job.record, self._me, candidates) if job.is_calm else None
             if to is not None:
                 surplus -= 1
-                effects += job.hand_over(to, clock)
+                effects += job.step(SuccessorWished(to), clock)
         return effects
 
 

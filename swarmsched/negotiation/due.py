@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from swarmsched.api import COMING_BACK, EndReason, JobState
-from swarmsched.commands import JobAccepted
-from swarmsched.effects import ReplyToClient, SendPeer
+from swarmsched.effects import SendPeer
 from swarmsched.ids import Place
 from swarmsched.ledger.message import CheckpointAnswer, LaunchRequest, ReleaseRequest, StopRequest
 from swarmsched.negotiation import blame, changes, regrouping
-from swarmsched.negotiation.attempt import AttemptPhase, Ranking
+from swarmsched.negotiation.attempt import AttemptPhase
 from swarmsched.negotiation.changes import RecordChange, left_by
-from swarmsched.negotiation.gang import Gang, gone
+from swarmsched.negotiation.gang import gone
 from swarmsched.negotiation.record_writer import ShepherdEffect
-from swarmsched.negotiation.shepherd_state import Regrouping, ShepherdState
+from swarmsched.negotiation.shepherd_state import ShepherdState
+from swarmsched.negotiation.world_changes import Joined
 from swarmsched.policies.base import amount
 from swarmsched.record import JobRecord, Leftover
 from swarmsched.resources import Share, ranks_by_node, world_size
@@ -28,7 +28,6 @@ from swarmsched.view import Allocation
 
 STOP_RESEND_S = 2.0
 GANG_STOP_GRACE_S = 10.0
-HEAR_OWNERS_S = 0.5  # that a new shepherd waits for one of a gang's owners to say for how long it has run
 UNANSWERED = (AttemptPhase.HOLDING, AttemptPhase.HELD, AttemptPhase.COMMITTING)
 
 
@@ -60,19 +59,20 @@ def due(job: ShepherdState) -> list[ShepherdEffect]:
         return []  # the job is another's
     phase = PHASES[job.decided.state]
     effects = [effect for command in phase.commands for effect in command(job)]
-    effects += [*job.writer.go_on(job.decided), *answered_clients(job)]
+    standing = job.standing
+    if standing is not None and standing.is_quiet and job.regrouping.is_quiet:
+        standing = None  # most of the time
+    if standing is not None:
+        effects += regrouping.follow_workers(job, standing)
+    effects += [*job.writer.go_on(job.decided), *job.answered_clients()]
     for find in phase.changes:
         if job.writer.in_flight is None and (change := find(job)) is not None:
             effects += job.write(change)
+    if standing is not None:
+        for find_of in regrouping.CHANGES:
+            if job.writer.in_flight is None and (change := find_of(job, standing)) is not None:
+                effects += job.write(change)
     return effects
-
-
-def answered_clients(job: ShepherdState) -> list[ShepherdEffect]:
-    """Those for whom all is decided that was wished before they asked."""
-    done = job.writer.done_count
-    ready = [(request_id, was_known) for request_id, (awaited, was_known) in job.asking.items() if awaited <= done]
-    job.asking = {request_id: asked for request_id, asked in job.asking.items() if asked[0] > done}
-    return [ReplyToClient(request_id, JobAccepted(job.record, was_known=was_known)) for request_id, was_known in ready]
 
 
 # Queued.
@@ -90,10 +90,8 @@ def _back_in_queue(job: ShepherdState, before: JobRecord | None) -> list[Shepher
             job.pacing.avoid(node, job.now_s)
         job.pacing.back_off(job.now_s)
         effects.append(job.announce("job.start_failed", record.reason, attempt=before.attempt))
-    effects += job.gang.dismissed()
-    job.end_attempt()
-    job.gang, job.vouched, job.reason, job.regrouping = Gang(), {}, record.reason, Regrouping()
-    job.queued_since_s, job.running_since_s = job.now_s, float("inf")
+    effects += [*job.gang.dismissed(), *_withdraw(job)]
+    job.back_in_queue()
     return effects
 
 
@@ -121,66 +119,70 @@ def _settled(job: ShepherdState) -> RecordChange | None:
     return changes.Settled() if job.decided.leftovers and not job.settlement.open else None
 
 
-def _placed(job: ShepherdState) -> RecordChange | None:
+# A change of the gang, from nothing to all of it or by newcomers: the record agrees to what the attempt holds, and the
+# owners commit, stage and launch.
+
+
+def _named(job: ShepherdState) -> RecordChange | None:
+    """All owners hold."""
     attempt = job.attempt
     if attempt is None or attempt.phase is not AttemptPhase.HELD:
         return None
+    if job.decided.state is JobState.RUNNING:
+        return Joined(attempt.shares, job.ran_s)
     return changes.Placed(attempt.number, Allocation(attempt.shares, job.global_batch), attempt.rendezvous)
 
 
-# Starting: the record agrees to what the attempt holds, and the owners commit, stage and launch.
-
-
-def _agreed(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
+def _starts(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     """The owners are to commit.
 
     Of an attempt that another shepherd has left nobody knows how far it came.  The commits ask as well: an answer
     "unknown" that a commit overtook must not be taken for a loss.
     """
     record = job.decided
-    if job.withdrawn is not None:  # given up while the register was silent, and its holds with it
+    if before is None:
+        return [*job.resume(record.shares).prepared(record, job.now_s)]
+    if job.attempt is None or job.attempt.phase is AttemptPhase.FAILED:  # while the register was silent
         return []
-    effects: list[ShepherdEffect] = []
-    if before is not None:
-        where = ", ".join(f"{node} ({ranks})" for node, ranks in ranks_by_node(record.shares).items())
-        effects.append(job.announce("job.placed", f"placed on {where}", attempt=record.attempt))
-    attempt = job.attempt
-    if attempt is None:
-        attempt = job.begin_attempt(record.attempt, record.shares, Ranking("", ()))
-        attempt.may_have_run = True
-    return [*effects, *attempt.prepared(record, job.now_s)]
+    where = ", ".join(f"{node} ({ranks})" for node, ranks in ranks_by_node(record.shares).items())
+    return [job.announce("job.placed", f"placed on {where}", attempt=record.attempt), *job.commit()]
 
 
 def _follow_attempt(job: ShepherdState) -> list[ShepherdEffect]:
-    """Once it has come through, or has failed before anything can have run."""
-    attempt, is_starting = job.attempt, job.decided.state is JobState.STARTING
+    """Once it has come through, or has failed before the record named it."""
+    attempt, is_running = job.attempt, job.decided.state is JobState.RUNNING
     if attempt is None:
         return []
     if attempt.phase not in UNANSWERED:
         job.window.ended(job.job_id, job.now_s)
     if attempt.phase is AttemptPhase.LAUNCHED:
-        job.attempt = None
+        job.drop_attempt()
         job.pacing.succeeded()
-        return [*job.claim.used(attempt.shares, job.decided)]
-    if attempt.phase is not AttemptPhase.FAILED or (is_starting and attempt.may_have_run):
+        if is_running:
+            job.regrouping.launched(job.now_s)
+        return [] if is_running else [*job.claim.used(attempt.shares, job.decided)]
+    return _withdraw(job) if not job.is_named and not job.is_writing else []
+
+
+def _withdraw(job: ShepherdState) -> list[ShepherdEffect]:
+    """An attempt that has failed before anything of it can have run is forgotten, and its owners as well forget it."""
+    attempt = job.attempt
+    if attempt is None or attempt.phase is not AttemptPhase.FAILED or attempt.may_have_run:
         return []
-    job.end_attempt()
-    job.withdrawn = attempt
+    job.drop_attempt()
+    job.regrouping.forget_wishes()
     job.explain(attempt.problem)
     job.pacing.failed(attempt.refusal, attempt.refusing_node, job.now_s, was_alone=len(attempt.shares) == 1)
     return [*attempt.abandon(), job.announce("negotiation.round", attempt.problem, result="aborted")]
 
 
-def _aborted(job: ShepherdState) -> RecordChange | None:
-    """An attempt is in the record that was withdrawn."""
-    return changes.StartAborted(job.withdrawn.problem) if job.withdrawn is not None else None
-
-
-def _start_failed(job: ShepherdState) -> RecordChange | None:
-    """It has failed, and ranks may have run: what is left of it has to end first."""
+def _comes_to_nothing(job: ShepherdState) -> RecordChange | None:
+    """What the record names has failed; where ranks of it may have run, what is left of them has to end first."""
     attempt = job.attempt
     if attempt is None or attempt.phase is not AttemptPhase.FAILED:
         return None
+    if not attempt.may_have_run:
+        return changes.StartAborted(attempt.problem)
     if job.may_restart:
         return _given_up(job, attempt.problem, attempt.shares)
     return changes.StopWished(EndReason.NODE_LOST, attempt.problem, job.utc_s)
@@ -206,15 +208,16 @@ def _started(job: ShepherdState) -> RecordChange | None:
 
 def _runs(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     record = job.decided
-    job.attempt = None  # an answer to a launch that is still missing says nothing new
+    job.drop_attempt()  # an answer to a launch that is still missing says nothing new
     if before is None:
-        return [*_ask_owners(job), *regrouping.taken_up(job)]
+        newcomers = job.resume(record.joining).prepared(record, job.now_s) if record.joining else []
+        return [*_ask_owners(job), *newcomers]
     job.pacing.succeeded()
-    job.is_warming = True
+    job.gang.began()
     ranks = world_size(record.shares)
     text = "its only rank runs" if ranks == 1 else f"all {ranks} ranks run"
     waited_s = max(0.0, record.first_started_utc_s - record.submitted_utc_s)
-    started_s = max(0.0, job.running_since_s - job.queued_since_s)
+    started_s = max(0.0, job.gang.running_since_s - job.queued_since_s)
     effects: list[ShepherdEffect] = [job.announce("job.started", text, queue_wait_s=waited_s, start_s=started_s)]
     effects += [
         job.commands.to(Place(fault.node), ReleaseRequest, record, fault.attempt, fault=fault.failure)
@@ -231,10 +234,8 @@ def _runs(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
 
 def _ask_owners(job: ShepherdState) -> list[ShepherdEffect]:
     """Nothing is known of a gang that another shepherd has left; its owners tell for how long it has run."""
-    record = job.decided
-    if record.started_utc_s:
-        job.running_since_s, job.hears_owners_until_s = job.now_s - record.counted_s, job.now_s + HEAR_OWNERS_S
-    return [*job.ask_status([share.place for share in record.shares])]
+    job.gang.took_up(job.decided, job.now_s)
+    return [*job.ask_status([share.place for share in job.decided.shares])]
 
 
 def _past_limit(job: ShepherdState) -> RecordChange | None:
@@ -246,19 +247,19 @@ def _past_limit(job: ShepherdState) -> RecordChange | None:
 
 def _rescale(job: ShepherdState) -> list[ShepherdEffect]:
     """End the attempt once its next place is kept, unless the job has to end or to make room meanwhile."""
-    if job.rescale_to is None or (job.claim.is_open and not job.claim.is_kept):
+    record, wish = job.decided, job.rescale_to
+    if wish is None or (job.claim.is_open and not job.claim.is_kept):
         return []
-    (target, reason), job.rescale_to = job.rescale_to, None
-    record = job.decided
     if not job.claim.is_kept:
+        job.stay()
         return []
     if record.state is not JobState.RUNNING or job.is_writing:
+        job.stay()
         return [*job.claim.withdraw(record)]
-    job.next_place, job.stop_grace_s = target, record.spec.grace_s
-    job.wish_stop(EndReason.RESCALED, reason)
-    before, after = world_size(record.shares), target.ranks
-    text = f"from {before} to {after} ranks; {reason}"
-    return [job.announce("job.rescaled", text, ranks_before=before, ranks_after=after)]
+    job.leave_for_kept_place()
+    before, (target, reason) = world_size(record.shares), wish
+    text = f"from {before} to {target.ranks} ranks; {reason}"
+    return [job.announce("job.rescaled", text, ranks_before=before, ranks_after=target.ranks)]
 
 
 # Stopping, by a wish or because a part has failed.
@@ -266,7 +267,8 @@ def _rescale(job: ShepherdState) -> list[ShepherdEffect]:
 
 def _stops(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     """The wish is durable: the ranks are told, and late answers to commits and launches no longer matter."""
-    job.attempt, job.regrouping, job.stop_again_s = None, Regrouping(), job.now_s
+    job.let_members_be()
+    job.gang.stop(job.now_s)
     return _ask_owners(job) if before is None else []
 
 
@@ -274,20 +276,21 @@ def _doom(job: ShepherdState) -> list[ShepherdEffect]:
     """One failed rank costs others their lives: they are told to stop.  So does the end of a training not theirs."""
     failures, is_stopping = job.gang.failures, job.gang.is_stopping or job.decided.stop_reason is not EndReason.NONE
     failed = [failures.rank[0]] if failures.rank else [failures.task.place] if failures.task else []
-    is_ended = job.conduct.is_ended_by(failed, job.gang, job.decided) if failed else regrouping.is_over(job)
+    standing = job.standing
+    is_over = standing is not None and standing.is_over
+    is_ended = job.conduct.is_ended_by(failed, job.gang, job.decided) if failed else is_over
     if not is_stopping and is_ended:
-        job.gang.is_stopping = True
-        job.stop_grace_s = min(job.decided.spec.grace_s, GANG_STOP_GRACE_S)
-        job.stop_again_s = job.now_s
+        job.gang.doom(min(job.decided.spec.grace_s, GANG_STOP_GRACE_S), job.now_s)
     return []
 
 
 def _stop_ranks(job: ShepherdState) -> list[ShepherdEffect]:
-    if job.now_s < job.stop_again_s:
+    record, gang = job.decided, job.gang
+    if job.now_s < gang.stop_again_s:
         return []
-    record, unfinished = job.decided, job.gang.unfinished()
-    job.stop_again_s = job.now_s + STOP_RESEND_S if unfinished else float("inf")
-    return [job.commands.to(place, StopRequest, record, record.attempt, job.stop_grace_s) for place in unfinished]
+    unfinished, grace_s = gang.unfinished(), record.spec.grace_s if gang.stop_grace_s is None else gang.stop_grace_s
+    gang.told_to_stop(job.now_s + STOP_RESEND_S if unfinished else float("inf"))
+    return [job.commands.to(place, StopRequest, record, record.attempt, grace_s) for place in unfinished]
 
 
 # The end of a gang, and of the job.
@@ -374,14 +377,14 @@ def _handed_over(job: ShepherdState) -> list[ShepherdEffect]:
 
 
 PHASES: Mapping[JobState, LifePhase] = {
-    JobState.QUEUED: LifePhase(_back_in_queue, (_rescale, _follow_attempt), (_placed, _settled)),
+    JobState.QUEUED: LifePhase(_back_in_queue, (_rescale, _follow_attempt), (_named, _settled)),
     JobState.STARTING: LifePhase(
-        _agreed, (_rescale, _follow_attempt, _doom, _stop_ranks), (_aborted, _start_failed, _started, _ended)
+        _starts, (_rescale, _follow_attempt, _doom, _stop_ranks), (_comes_to_nothing, _started, _ended)
     ),
     JobState.RUNNING: LifePhase(
         _runs,
-        (_rescale, *regrouping.COMMANDS, _doom, _stop_ranks),
-        (_ended, _past_limit, *regrouping.CHANGES, _settled),
+        (_rescale, _follow_attempt, _doom, _stop_ranks),
+        (_ended, _past_limit, _named, _settled),
     ),
     JobState.STOPPING: LifePhase(_stops, (_rescale, _stop_ranks), (_ended,)),
     JobState.ENDED: LifePhase(_over),

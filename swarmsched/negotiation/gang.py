@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from swarmsched.api import EndReason, StartPhase
+from swarmsched.api import EndReason, JobState, StartPhase
 from swarmsched.effects import SendPeer
 from swarmsched.fields import Value
 from swarmsched.ids import NodeId, Place
@@ -17,6 +17,7 @@ from swarmsched.world import WorkerState
 
 DISMISSAL_COMMAND_ID = 2**32 - 2  # of a release that answers a stray report; others count from 1
 STAGING = (StartPhase.SYNC, StartPhase.ENVIRONMENT)
+HEAR_OWNERS_S = 0.5  # that a new shepherd waits for one of a gang's owners to say for how long it has run
 INFERRED_GENERATION = 2**53  # of a status that we inferred: above all that an owner sends
 
 
@@ -26,14 +27,6 @@ class RigidGang:
     def is_ended_by(self, dead: Collection[Place], gang: "Gang", record: JobRecord) -> bool:
         """What deaths cost: the whole gang, for the others would wait in a collective for ever."""
         return any(share.place in dead for share in gang.shares)
-
-    def served_gpu_s(self, record: JobRecord, ran_s: float) -> float:
-        """What is served: GPU-seconds of the attempt that now ends (Tiresias' attained service, W x t).
-
-        `ran_s` is a duration on a monotonic clock: a wall clock that jumps must not add or take service.
-        """
-        is_serving = bool(record.started_utc_s and record.shares)
-        return record.serving_gpus * max(0.0, ran_s - record.counted_s) if is_serving else 0.0
 
     def failures(self, gang: "Gang", record: JobRecord) -> Failures:
         """What failed first, if anything did, of a gang that is over."""
@@ -103,26 +96,77 @@ class GangEnd(Value):
 
 
 class Gang:
-    """One attempt's tasks by place; a new attempt is a new gang.  `is_stopping` once one failure dooms all."""
+    """One attempt's tasks by place, how long they have run, and the order to stop; a new attempt is a new gang."""
 
     def __init__(self, shares: Sequence[Share] = ()) -> None:
         self.shares = shares
         self.failures = Failures()
         self.has_started = self.has_ended = False  # all who must have; no process is left
         self.phase = StartPhase.LAUNCH  # how far the slowest part of the start is
-        self.is_heard = self.is_stopping = False
+        self.is_heard = False
         self.end: GangEnd | None = None
         self.tasks: dict[Place, TaskStatus] = {}  # as told last
+        self.revision = 0  # of what is told
+        self.running_since_s = float("inf")
+        self.hears_owners_until_s = 0.0  # before that it is not given up: its service would be forgotten
+        self.is_warming = False  # its ranks have begun under us, and told nothing of their training yet
+        self.is_stopping = False  # one failure dooms all
+        self.stop_again_s = float("inf")  # when the ranks are next told to stop
+        self.stop_grace_s: float | None = None  # None: as its people have said
 
-    def put(self, status: TaskStatus) -> None:
-        """The newest that is known of one task."""
+    # What owners tell.
+
+    def put(self, status: TaskStatus, record: JobRecord, now_s: float) -> None:
+        """The newest that is known of one task, and since when what it amounts to."""
         self.tasks[status.place] = status
+        self.revision += 1
         self.failures.see(status)
         self.is_heard = True
         phases = {each.phase for each in self.tasks.values()}
         self.phase = next((each for each in STAGING if each.value in phases), StartPhase.LAUNCH)
         self.has_started = all(self._has_started(share.place) for share in self.shares)
+        if status.ran_s and record.started_utc_s:
+            self.hears_owners_until_s = 0.0
+            self.running_since_s = min(self.running_since_s, now_s - status.ran_s)
+        if self.has_started and record.state is JobState.STARTING:
+            self.running_since_s = min(self.running_since_s, now_s)
+        self._note_end(record, now_s)
+
+    def has(self, record: JobRecord, now_s: float) -> list[SendPeer]:
+        """Its parts are those of the record from now on; acknowledgements of what others have told last."""
+        self.shares = record.shares
+        self.revision += 1
+        places = {share.place for share in record.shares}
+        gone = [self.tasks.pop(place) for place in list(self.tasks) if place not in places]
+        self._note_end(record, now_s)
+        return [heard(status) for status in gone if status.generation < INFERRED_GENERATION]
+
+    def _note_end(self, record: JobRecord, now_s: float) -> None:
+        """Nobody of it is left, since this moment if it was not seen before."""
         self.has_ended = bool(self.shares) and not self.unfinished()
+        if self.has_ended and self.end is None:
+            self.end = GangEnd(now_s, now_s - self.running_since_s, record.stop_reason)
+
+    def dismissed(self) -> list[SendPeer]:
+        """Acknowledgements of all that owners have told, and not we ourselves inferred; then nobody asks any more."""
+        told, self.tasks = self.tasks.values(), {}
+        return [heard(status) for status in told if status.generation < INFERRED_GENERATION]
+
+    def took_up(self, record: JobRecord, now_s: float) -> None:
+        """Another shepherd has left it running: its owners tell for how long, if they do so soon."""
+        if record.started_utc_s:
+            self.running_since_s, self.hears_owners_until_s = now_s - record.counted_s, now_s + HEAR_OWNERS_S
+
+    def began(self) -> None:
+        """Its ranks have begun under us."""
+        self.is_warming = True
+
+    def trains(self) -> bool:
+        """Its ranks have told of their training: True for the first time."""
+        was_warming, self.is_warming = self.is_warming, False
+        return was_warming
+
+    # Questions.
 
     def has_exited(self, place: Place) -> bool:
         """No process is left there."""
@@ -140,18 +184,27 @@ class Gang:
         """Parts that have processes, or may have."""
         return [share.place for share in self.shares if not self.has_exited(share.place)]
 
-    def has(self, shares: Sequence[Share]) -> list[SendPeer]:
-        """Its parts are these from now on; acknowledgements of what others have told last."""
-        self.shares = shares
-        places = {share.place for share in shares}
-        gone = [self.tasks.pop(place) for place in list(self.tasks) if place not in places]
-        self.has_ended = bool(shares) and not self.unfinished()
-        return [heard(status) for status in gone if status.generation < INFERRED_GENERATION]
+    def ran_s(self, now_s: float) -> float:
+        """For how long it has run, or had until its end."""
+        return max(0.0, self.end.ran_s if self.end else now_s - self.running_since_s)
 
-    def dismissed(self) -> list[SendPeer]:
-        """Acknowledgements of all that owners have told, and not we ourselves inferred; then nobody asks any more."""
-        told, self.tasks = self.tasks.values(), {}
-        return [heard(status) for status in told if status.generation < INFERRED_GENERATION]
+    # The order to stop.
+
+    def allow_grace(self, grace_s: float | None) -> None:
+        """Its ranks get that long when they are told to stop; None: as long as its people have said."""
+        self.stop_grace_s = grace_s
+
+    def stop(self, now_s: float) -> None:
+        """Its ranks are to be told to stop, again if they were told before."""
+        self.stop_again_s = now_s
+
+    def doom(self, grace_s: float, now_s: float) -> None:
+        """One failure costs all others their lives."""
+        self.is_stopping, self.stop_grace_s, self.stop_again_s = True, grace_s, now_s
+
+    def told_to_stop(self, again_s: float) -> None:
+        """Its ranks were told to stop, and are told again then."""
+        self.stop_again_s = again_s
 
 
 def gone(record: JobRecord, attempt: int, place: Place, failure: TaskFailure, detail: str = "") -> TaskStatus:

@@ -50,6 +50,14 @@ class Pacing:
         used = (self.last_attempt, record.attempt, record.attempts_in_doubt, self.released[0])
         return max(used) + 1 + self._skipped_attempts
 
+    def began(self, number: int) -> None:
+        """An attempt of that number is under way: it is used."""
+        self.last_attempt = number
+
+    def note_released(self, attempt: int, part: int) -> None:
+        """An owner says that up to there it refuses holds."""
+        self.released = max(self.released, (attempt, part))
+
     def succeeded(self) -> None:
         """All owners have launched it."""
         self._failed_attempts = self._skipped_attempts = 0

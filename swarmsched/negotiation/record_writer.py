@@ -33,11 +33,18 @@ class RecordWriter:
         self.wished_count = self.done_count = 0  # of changes: those up to the latter are decided, or obsolete
         self.waiting: deque[RecordChange] = deque()
         self._update_ids = update_ids
+        self._wished: list[str] = []
 
     def wish(self, change: RecordChange) -> None:
         """It is to be written in its turn, if it is still wanted then."""
         self.waiting.append(change)
         self.wished_count += 1
+        self._wished.append(type(change).__name__)
+
+    def take_wished(self) -> tuple[str, ...]:
+        """Changes that were wished since this was last asked, by their kinds."""
+        wished, self._wished = tuple(self._wished), []
+        return wished
 
     def go_on(self, record: JobRecord) -> list[WriteRecord]:
         """Make the next update that is wanted from the decided record, unless one is under way."""

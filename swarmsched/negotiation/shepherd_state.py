@@ -1,18 +1,20 @@
 """All that a shepherd knows of its job: the decided record, what owners have told, and what is wished of it.
 
-Plain data and questions about it.  The record in the register is the truth; everything else is volatile and can be
-rebuilt from it and from what the owners answer.  `due` says what follows from it, `shepherd` what changes it.
+Plain data, questions about it, and the few ways in which it changes.  The record in the register is the truth;
+everything else is volatile and can be rebuilt from it and from what the owners answer.  `heard` says what each word
+changes, `due` what follows from it.
 """
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from swarmsched.api import COMING_BACK, EndReason, JobSpec, JobState, StartPhase
-from swarmsched.effects import Announce, Effect, SendPeer
+from swarmsched.commands import JobAccepted
+from swarmsched.effects import Announce, Effect, ReplyToClient, SendPeer
 from swarmsched.estimate import Estimate, coarse, merged
 from swarmsched.fields import cleaned
 from swarmsched.holders import Quorum, majority
@@ -20,15 +22,17 @@ from swarmsched.ids import JobId, NodeId, Place
 from swarmsched.ledger.message import StatusRequest
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
 from swarmsched.negotiation.blame import failed_nodes
-from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, Scaled, StopWished
+from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, StopWished
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt
 from swarmsched.negotiation.claiming import Claiming
-from swarmsched.negotiation.gang import ELASTIC, RIGID, Gang, GangEnd, RigidGang
+from swarmsched.negotiation.gang import ELASTIC, RIGID, Gang, RigidGang
 from swarmsched.negotiation.inquiry import Commands, Inquiry
+from swarmsched.negotiation.members import Regrouping
 from swarmsched.negotiation.namesakes import Namesakes
-from swarmsched.negotiation.pacing import Pacing, Refusals
+from swarmsched.negotiation.pacing import Pacing
 from swarmsched.negotiation.record_writer import RecordWriter, WriteRecord
 from swarmsched.negotiation.settlement import Settlement, Suspicions
+from swarmsched.negotiation.standing import Standing, look_at
 from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord, StartFault
 from swarmsched.resources import Share
@@ -57,24 +61,6 @@ class ShepherdParts:
 PRODUCTION = ShepherdParts()
 
 
-@dataclass(slots=True)
-class Regrouping:
-    """What is wished and known of a change of a running gang; parts by their numbers."""
-
-    leave: dict[int, None] = field(default_factory=dict)  # members that are to leave, and why
-    reason: str = ""
-    last_part: int = 0  # that owners were asked to hold
-    addresses: dict[int, str] = field(default_factory=dict)  # that workers have given
-    told: dict[int, tuple[int, float]] = field(default_factory=dict)  # the world that each was told of, and when
-    leaving_since_s: dict[int, float] = field(default_factory=dict)
-    stopped_s: dict[int, float] = field(default_factory=dict)  # when those were told to stop
-    join_until_s: float = float("inf")  # newcomers that are not ready by then are given up
-    again_s: float = float("inf")  # when to look again
-    spared_s: dict[int, float] = field(default_factory=dict)  # until when newcomers are not called slow
-    parted_s: float = float("inf")  # since when members tell that the present world came to nothing
-    refusals: Refusals = field(default_factory=Refusals)
-
-
 Openings = tuple[bool, bool, bool, bool]
 """Whether a job waits, is steady, is not being placed, and has its place kept: what a look at the queue goes by."""
 
@@ -92,6 +78,7 @@ class ShepherdState:
         stirred: Callable[[JobId], None] = lambda job_id: None,
         window: Window[JobId] | None = None,
         could_take: CouldTake = lambda spec, without, once_well: True,
+        estimate: Estimate | None = None,
     ) -> None:
         """`stirred` is told whenever `next_deadline_s` may become another one, and the `window` of the agent's attempts
         of each of this job's."""
@@ -107,32 +94,30 @@ class ShepherdState:
         self.commands = Commands(me, record.epoch)
         # What owners have told of the present attempt, and what is still asked of them.
         self.gang = Gang(record.shares)
+        self.regrouping = Regrouping()
         self.inquiry = Inquiry()
         self.namesakes = Namesakes()
         self.silent: dict[NodeId, None] = {}  # nodes of ours that are believed failed
         self.vouched: dict[NodeId, None] = {}  # for which an operator says that nothing is left there
         self.suspicions = Suspicions(parts.quorum)
         self.settlement = Settlement(self.commands, parts.quorum)
-        self.stop_grace_s = record.spec.grace_s
-        self.stop_again_s = float("inf")  # when the ranks are next told to stop
         # The way to a place.
-        self.attempt: Attempt | None = None
-        self.withdrawn: Attempt | None = None  # the last that was given up; it may be decided all the same
+        self.attempt: Attempt | None = None  # at a change of the gang: from nothing to all of it, or by newcomers
         self.claim = Claiming(me, self.commands)
         self.pacing = Pacing(record, rng)
         self.global_batch = 0  # that the attempt was planned with; 0: as before
         self.next_place = Allocation()  # whoever takes over leaves it to the next plan
         self.rescale_to: tuple[Allocation, str] | None = None  # and why: once its place is kept
-        self.regrouping = Regrouping()
         # What others look at.
         self.reason = record.reason  # why it waits
         self.queued_since_s = 0.0  # when it last became queued
-        self.running_since_s = float("inf")
-        self.is_warming = False  # its ranks have begun under us, and told nothing of their training yet
-        self.hears_owners_until_s = 0.0  # before that the gang is not given up: its service would be forgotten
-        self.estimate: Estimate | None = None  # of how it trains; told by its card
-        self.asking: dict[int, tuple[int, bool]] = {}  # clients: the change they wait for, and if they name a known job
+        self.estimate = estimate  # of how it trains; told by its card
+        self._asking: dict[int, tuple[int, bool]] = {}  # clients: the change they wait for, and if it was known
         self._shown = self._shown_of = record  # as others saw it last, and what it was made of
+        self._standing: Standing | None = None  # of its workers, and what it was made of
+        self._standing_of: tuple[JobRecord, Gang, int] | None = None
+
+    # As others see it.
 
     @property
     def record(self) -> JobRecord:
@@ -170,12 +155,6 @@ class ShepherdState:
         """Queued, with no attempt, no write under way and nothing left of an earlier attempt: may be placed."""
         is_free = self.decided.state is JobState.QUEUED and self.attempt is None and not self.is_writing
         return is_free and not self.decided.leftovers
-
-    @property
-    def conduct(self) -> RigidGang:
-        """How its gang behaves now."""
-        is_elastic = self.decided.spec.elastic and self.decided.state is JobState.RUNNING
-        return ELASTIC if is_elastic else RIGID
 
     @property
     def is_steady(self) -> bool:
@@ -224,10 +203,6 @@ class ShepherdState:
         """Something of it may be left on nodes that do not answer."""
         return bool(self.settlement.open) or any(self.has_share(node) for node in self.silent)
 
-    def only_namesakes_answered(self, now_s: float, for_s: float) -> list[NodeId]:
-        """Nodes under whose names none but other machines have answered for so long."""
-        return self.namesakes.standing(now_s, for_s)
-
     def hangs_on(self, node: NodeId) -> bool:
         """Its start or its end waits for that node's word."""
         is_starting = self.attempt is not None and self.attempt.awaits(node)
@@ -238,7 +213,7 @@ class ShepherdState:
         """Earliest of: attempt timers, repeats of stops and questions, the job's time limit."""
         return min(
             self.attempt.next_deadline_s if self.attempt else float("inf"),
-            self.stop_again_s,
+            self.gang.stop_again_s,
             self.inquiry.next_deadline_s,
             self.suspicions.next_deadline_s,
             self.settlement.next_deadline_s,
@@ -248,6 +223,12 @@ class ShepherdState:
         )
 
     # What shepherding asks.
+
+    @property
+    def conduct(self) -> RigidGang:
+        """How its gang behaves now."""
+        is_elastic = self.decided.spec.elastic and self.decided.state is JobState.RUNNING
+        return ELASTIC if is_elastic else RIGID
 
     @property
     def barred(self) -> tuple[NodeId, ...]:
@@ -300,7 +281,42 @@ class ShepherdState:
         record = self.decided
         has_limit = record.spec.time_limit_s > 0 and record.stop_reason is EndReason.NONE
         is_running = record.state is JobState.RUNNING and not self.is_writing
-        return self.running_since_s + record.spec.time_limit_s if has_limit and is_running else float("inf")
+        return self.gang.running_since_s + record.spec.time_limit_s if has_limit and is_running else float("inf")
+
+    @property
+    def is_named(self) -> bool:
+        """The record names the gang, or the newcomers, of the attempt that is under way."""
+        record, attempt = self.decided, self.attempt
+        if attempt is None or attempt.number != record.attempt:
+            return False
+        is_starting = record.state is JobState.STARTING
+        return is_starting or {share.part for share in attempt.shares} <= set(record.world.joining)
+
+    @property
+    def standing(self) -> Standing | None:
+        """How the workers of its elastic gang stand while it runs; None of any other."""
+        record, gang, seen = self.decided, self.gang, self._standing_of
+        if not record.world.version or record.state is not JobState.RUNNING:
+            return None
+        if seen is None or seen[0] is not record or seen[1] is not gang or seen[2] != gang.revision:
+            self._standing_of = (record, gang, gang.revision)
+            self._standing = look_at(record, gang.tasks)
+        return self._standing
+
+    @property
+    def ran_s(self) -> float:
+        """For how long the attempt has run."""
+        return self.gang.ran_s(self.now_s)
+
+    @property
+    def served_gpu_s(self) -> float:
+        """What its gang has had, and the record has not counted: GPU-seconds (Tiresias' attained service, W x t).
+
+        By a monotonic clock: a wall clock that jumps must not add or take service.
+        """
+        record = self.decided
+        is_serving = bool(record.started_utc_s and record.shares)
+        return record.serving_gpus * max(0.0, self.ran_s - record.counted_s) if is_serving else 0.0
 
     @property
     def utc_s(self) -> float:
@@ -318,18 +334,66 @@ class ShepherdState:
         self.writer.wish(change)
         return self.writer.go_on(self.decided)
 
-    def wish_stop(self, why: EndReason, reason: str) -> None:
+    def wish_stop(self, why: EndReason, reason: str, grace_s: float | None = None) -> None:
         """Have it stopped; if that is decided already, tell its ranks again, perhaps with another grace."""
+        self.gang.allow_grace(grace_s)
         if self.decided.stop_reason in (EndReason.NONE, *COMING_BACK):
             self.writer.wish(StopWished(why, cleaned(reason), self.utc_s))
         else:
-            self.stop_again_s = self.now_s
+            self.gang.stop(self.now_s)
 
-    def wish_size(self, spec: JobSpec) -> Announce:
-        """Have it take other numbers of ranks."""
-        self.writer.wish(Scaled(spec))
-        text = f"is to have {spec.size_range} ranks instead of {self.decided.spec.size_range}"
-        return self.announce("job.scaled", text)
+    def wish_answer(self, request_id: int, *, was_known: bool = False) -> None:
+        """Have a client told the record after the updates under way: others may have told of their outcome already, and
+        nobody may be told of an older one then."""
+        self._asking[request_id] = (self.writer.wished_count, was_known)
+
+    def answered_clients(self) -> list[ReplyToClient]:
+        """Those for whom all is decided that was wished before they asked."""
+        done = self.writer.done_count
+        ready = [
+            (request_id, was_known) for request_id, (awaited, was_known) in self._asking.items() if awaited <= done
+        ]
+        for request_id, _ in ready:
+            del self._asking[request_id]
+        return [
+            ReplyToClient(request_id, JobAccepted(self.record, was_known=was_known)) for request_id, was_known in ready
+        ]
+
+    def unanswered_clients(self) -> list[int]:
+        """Those who wait for an answer, none of whom will be given any."""
+        asking, self._asking = list(self._asking), {}
+        return asking
+
+    def explain(self, reason: str) -> None:
+        """Why it waits, for people; volatile."""
+        self.reason = cleaned(reason)
+
+    def go_to(self, target: Allocation, reason: str) -> None:
+        """Have it end its attempt, and go on there, once that place is kept."""
+        self.rescale_to = (target, reason)
+
+    def leave_for_kept_place(self) -> None:
+        """Its attempt ends so that it goes on in the place that is kept for it."""
+        if self.rescale_to is not None:
+            (self.next_place, reason), self.rescale_to = self.rescale_to, None
+            self.wish_stop(EndReason.RESCALED, reason)
+
+    def stay(self) -> None:
+        """It is not to go elsewhere any more."""
+        self.rescale_to, self.next_place = None, Allocation()
+
+    # What owners have told.
+
+    def see(self, now_s: float, utc_s: float) -> None:
+        """The time, and that something has happened to it."""
+        self.now_s, self.utc_offset_s = now_s, utc_s - now_s
+        self.stirred(self.job_id)
+
+    def take(self, record: JobRecord) -> JobRecord:
+        """The register has decided this record; returned is the one before."""
+        before, self.decided = self.decided, record
+        self.settlement.keep(record.leftovers)
+        return before
 
     def ask_status(self, places: Iterable[Place]) -> list[SendPeer]:
         """Ask what is known of the record's attempt there."""
@@ -338,61 +402,84 @@ class ShepherdState:
         return self.inquiry.ask(questions, self.now_s)
 
     def put(self, status: TaskStatus) -> list[Effect]:
-        """The newest that is known of one task, and since when what it amounts to."""
-        gang, now_s = self.gang, self.now_s
-        gang.put(status)
-        if status.ran_s and self.decided.started_utc_s:
-            self.hears_owners_until_s = 0.0
-            self.running_since_s = min(self.running_since_s, now_s - status.ran_s)
-        if gang.has_started and self.decided.state is JobState.STARTING:
-            self.running_since_s = min(self.running_since_s, now_s)
+        """The newest that is known of one task."""
+        self.gang.put(status, self.decided, self.now_s)
         self.note_end()
         is_staged = status.stage not in (TaskStage.ORDERED, TaskStage.EXITED)
-        return self.attempt.staged(status.place, now_s) if self.attempt is not None and is_staged else []
+        return self.attempt.staged(status.place, self.now_s) if self.attempt is not None and is_staged else []
 
     def note_end(self) -> None:
-        """Nobody of the gang is left, since this moment if it was not seen before."""
-        gang, now_s = self.gang, self.now_s
-        if gang.has_ended and gang.end is None:
-            self.attempt, gang.end = None, GangEnd(now_s, now_s - self.running_since_s, self.decided.stop_reason)
-
-    @property
-    def served_gpu_s(self) -> float:
-        """What the gang has had by now, or until its end."""
-        ran_s = self.gang.end.ran_s if self.gang.end else self.now_s - self.running_since_s
-        return self.conduct.served_gpu_s(self.decided, max(0.0, ran_s))
-
-    @property
-    def ran_s(self) -> float:
-        """For how long the attempt has run."""
-        return max(0.0, self.now_s - self.running_since_s)
+        """Nothing joins a gang of which nobody is left."""
+        if self.gang.end is not None:
+            self.attempt = None
 
     def learn(self, told: Estimate) -> None:
         """What its ranks have told of their training."""
-        if self.is_warming and told != Estimate():
-            self.is_warming = False
+        if told != Estimate() and self.gang.trains():
             told = coarse(replace(told, warmup_s=self.ran_s))
         self.estimate = merged(self.estimate, told)
 
-    def explain(self, reason: str) -> None:
-        """Why it waits, for people; volatile."""
-        self.reason = cleaned(reason)
+    # Its gang.
 
-    def begin_attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
+    def begin(self, shares: tuple[Share, ...], ranking: Ranking, global_batch: int) -> Attempt:
         """A new gang, of which nothing is told yet."""
-        self.gang, self.stop_again_s = Gang(shares), float("inf")
-        self.withdrawn = None
-        self.pacing.last_attempt = number
+        self.namesakes.forget()  # what was said of leftovers says nothing of what begins now
+        self.silent.clear()
+        self.global_batch = global_batch
+        self.gang = Gang(shares)
+        return self._attempt(self.pacing.next_number(self.decided), shares, ranking)
+
+    def join(self, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
+        """Newcomers to the gang that runs."""
+        return self._attempt(self.decided.attempt, shares, ranking)
+
+    def resume(self, shares: tuple[Share, ...]) -> Attempt:
+        """What the record names, and another shepherd has left: nobody knows how far it came."""
+        attempt = self._attempt(self.decided.attempt, shares, Ranking("", ()))
+        attempt.may_have_run = True
+        return attempt
+
+    def _attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
+        self.pacing.began(number)
         self.window.begun(self.job_id, self.now_s)
         self.attempt = self.parts.make_attempt(self.decided, number, shares, ranking, self.commands.ids)
         return self.attempt
 
+    def commit(self) -> list[Effect]:
+        """Have owners commit to what they hold for it, once the record names that."""
+        attempt = self.attempt
+        is_due = attempt is not None and attempt.phase is AttemptPhase.HELD and self.is_named
+        return attempt.prepared(self.decided, self.now_s) if attempt is not None and is_due else []
+
+    def drop_attempt(self) -> None:
+        """The change of the gang is over, or is not wanted any more."""
+        self.attempt = None
+
     def end_attempt(self) -> None:
         """Nothing more is asked or expected of its owners."""
-        self.attempt, self.stop_again_s = None, float("inf")
+        self.attempt = None
+        self.gang.told_to_stop(float("inf"))
         self.inquiry.forget()
         self.suspicions.forget()
         self.namesakes.forget()
+
+    def let_members_be(self) -> None:
+        """Who is to join or leave does not matter any more."""
+        self.attempt, self.regrouping = None, Regrouping()
+
+    def back_in_queue(self) -> None:
+        """Its gang is over, or was given up."""
+        self.end_attempt()
+        self.gang, self.regrouping, self.vouched = Gang(), Regrouping(), {}
+        self.reason, self.queued_since_s = self.decided.reason, self.now_s
+
+    def wait_since_now(self) -> None:
+        """It has come to this shepherd."""
+        self.queued_since_s = self.now_s
+
+    def vouch(self, nodes: Iterable[NodeId]) -> None:
+        """An operator says that nothing is left there."""
+        self.vouched = dict.fromkeys(nodes)
 
     def validate(self) -> None:
         """Re-derive what binds attempt, claim, updates and what is left over to the record."""
@@ -408,6 +495,6 @@ class ShepherdState:
             assert attempt.number >= record.attempt, "an older attempt goes on"
         assert set(self.settlement.open) <= set(record.leftovers), "what is settled is not left over"
         is_running = record.state is JobState.RUNNING and not self.is_writing
-        assert not is_running or self.running_since_s < float("inf"), "it runs since never"
+        assert not is_running or self.gang.running_since_s < float("inf"), "it runs since never"
         assert record.state in (JobState.QUEUED, JobState.ENDED) or record.shares, "a gang without nodes"
         assert self.gang.end is None or record.state is not JobState.QUEUED, "a gang that is over is not let go"

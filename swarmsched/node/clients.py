@@ -43,6 +43,7 @@ from swarmsched.jobs.update import Asker, UpdateConflicted, UpdateDecided, Updat
 from swarmsched.negotiation.placement.asked import cannot_scale, scaled
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import WriteRecord
+from swarmsched.negotiation.told import AnswerWished, FirstWritten, SignalAsked, SizeAsked, StopAsked
 from swarmsched.node.config import NodeConfig
 from swarmsched.policies.explain import explain, impossible
 from swarmsched.record import JobRecord
@@ -167,7 +168,7 @@ class Clients:
         if known is not None and shepherd is not None:  # otherwise the register must be asked
             if command.is_dry_run:
                 return [self._forecast(request_id, JobAccepted(known, was_known=True), clock)]
-            return shepherd.tell(request_id, clock, was_known=True)
+            return shepherd.step(AnswerWished(request_id, was_known=True), clock)
         creation = self._creations.get(command.job_id)
         if creation is not None:
             if not _is_same_job(creation.record, command.spec):
@@ -253,7 +254,7 @@ class Clients:
         effects: list[NodeEffect] = []
         match answer.result:
             case UpdateDecided(record=record):
-                effects += self._shepherds.add(record).accepted(clock)
+                effects += self._shepherds.add(record).step(FirstWritten(), clock)
                 reply: Reply = JobAccepted(record)
             case UpdateConflicted(current=JobRecord() as current):
                 is_same = _is_same_job(current, creation.record.spec)
@@ -274,7 +275,7 @@ class Clients:
         shepherd = self._shepherds.jobs.get(command.job_id)
         if shepherd is None:
             return [ReplyToClient(asked.request_id, self._known_or_not(command.job_id))]
-        return shepherd.cancel(asked.request_id, command.grace_s, command.reason, clock)
+        return shepherd.step(StopAsked(asked.request_id, command.grace_s, command.reason), clock)
 
     def _signal(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
         """Send a signal to running ranks."""
@@ -290,7 +291,7 @@ class Clients:
             state = shepherd.record.state.value
             refusal = Refused("conflict", f"the job is {state}: no rank runs yet", "wait for it")
             return [ReplyToClient(request_id, refusal)]
-        return [*shepherd.signal(command.signal, clock), *shepherd.tell(request_id, clock)]
+        return shepherd.step(SignalAsked(request_id, command.signal), clock)
 
     def _scale(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
         """Other numbers of ranks, for a job that waits or runs."""
@@ -310,7 +311,7 @@ class Clients:
         not_now = cannot_scale(shepherd.record, spec)
         if not_now is not None:
             return [ReplyToClient(asked.request_id, not_now)]
-        return shepherd.scale(asked.request_id, spec, clock)
+        return shepherd.step(SizeAsked(asked.request_id, spec), clock)
 
     def _migrate(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
         """Other hosts, for a job that runs."""

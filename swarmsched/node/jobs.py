@@ -4,8 +4,7 @@ Whatever is delivered to a shepherd may have changed how others should see its j
 step, when the queue has been looked at too.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from swarmsched.authority.message import SilenceAnswer
 from swarmsched.clock import Clock
@@ -18,14 +17,13 @@ from swarmsched.gossip.state import StatePlane
 from swarmsched.holder.holding import Holding
 from swarmsched.holder.machine import Answered, NodeEffect, Taker
 from swarmsched.holder.retention import past_retention
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import NodeId
 from swarmsched.jobs.update import (
     Asker,
     JobOver,
     RecordAccepted,
     UpdateConflicted,
     UpdateDecided,
-    UpdateRefused,
     UpdateUncertain,
 )
 from swarmsched.ledger.message import (
@@ -42,13 +40,13 @@ from swarmsched.ledger.message import (
 from swarmsched.negotiation.gang import dismissal, heard
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.shepherd import JobShepherd
+from swarmsched.negotiation.told import MakeRoom, NodeReturned, NodeSilent, SteppedDown
 from swarmsched.node.publication import STATE_TRAFFIC
 from swarmsched.node.resources import Resources
 from swarmsched.resources import Free
 from swarmsched.task import TaskStage, TaskStatus
 
-HandOver = Callable[[JobShepherd, NodeId, Any, Clock], Iterable[NodeEffect]]
-"""Of a message to a shepherd, with its sender."""
+FOR_SHEPHERDS = (SilenceAnswer, TaskEstimate, CheckpointRequest, PreemptRequest, PreemptAnswer, YieldRequest)
 
 
 class Jobs:
@@ -67,7 +65,7 @@ class Jobs:
         self._is_awake = False
         self.takes: Mapping[object, Taker] = {
             **dict.fromkeys((OwnerAnswer, TaskReport, Opening), self._owner_said),
-            **{kind: self._passing(hand_over) for kind, hand_over in self._for_shepherds.items()},
+            **dict.fromkeys(FOR_SHEPHERDS, self._pass_on),
             **dict.fromkeys(STATE_TRAFFIC, self._heard_gossip),
             PeerSendFailed: self._undelivered,
             TimerFired: self._on_timer,
@@ -103,9 +101,7 @@ class Jobs:
         shepherd = self._shepherds.jobs.get(job_id)
         if shepherd is None:
             return self._answer_stray(message.status) if isinstance(message, TaskReport) else []
-        if isinstance(message, OwnerAnswer):
-            return shepherd.owner_answered(message, clock)
-        return shepherd.task_reported(message, clock)
+        return shepherd.step(event, clock)
 
     def _answer_stray(self, status: TaskStatus) -> Iterable[NodeEffect]:
         """A report on a job that has ended here: it was lost news to the owner, so say again that it is heard.
@@ -119,42 +115,25 @@ class Jobs:
             return []
         return dismissal(record, self._me, status)
 
-    @property
-    def _for_shepherds(self) -> Mapping[type, HandOver]:
-        return {
-            SilenceAnswer: lambda job, sender, message, clock: job.silence_told(sender, message, clock),
-            TaskEstimate: self._placement.estimated,
-            CheckpointRequest: self._commit_checkpoint,
-            PreemptRequest: self._preempt,
-            PreemptAnswer: lambda job, sender, message, clock: job.victim_answered(message, clock),
-            YieldRequest: lambda job, sender, message, clock: job.asked_to_yield(message, clock),
-        }
-
-    def _passing(self, hand_over: HandOver) -> Taker:
+    def _pass_on(self, event: PeerMessageReceived, clock: Clock) -> Iterable[NodeEffect]:
         """To the job's shepherd.  Where there is none, it is asked again at whoever acts by then, or given up."""
-
-        def taking(event: PeerMessageReceived, clock: Clock) -> Iterable[NodeEffect]:
-            message = event.message
-            job_id = JobId(message.taker) if type(message) is PreemptAnswer else message.job_id
-            shepherd = self._shepherds.jobs.get(job_id)
-            return hand_over(shepherd, event.sender, message, clock) if shepherd is not None else []
-
-        return taking
-
-    def _commit_checkpoint(
-        self, job: JobShepherd, sender: NodeId, request: CheckpointRequest, clock: Clock
-    ) -> Iterable[NodeEffect]:
-        if request.owner != sender:
-            raise RemoteProtocolError(f"names owner {request.owner}", kind="CheckpointRequest", peer=sender)
-        return job.commit_checkpoint(request, clock)
-
-    def _preempt(self, job: JobShepherd, sender: NodeId, request: PreemptRequest, clock: Clock) -> Iterable[NodeEffect]:
-        return job.preempt(request, self._placement.plans.refuses_to_make_room(request, clock), clock)
+        message = event.message
+        shepherd = self._shepherds.jobs.get(message.taker if isinstance(message, PreemptAnswer) else message.job_id)
+        if shepherd is None:
+            return []
+        if isinstance(message, CheckpointRequest) and message.owner != event.sender:
+            raise RemoteProtocolError(f"names owner {message.owner}", kind="CheckpointRequest", peer=event.sender)
+        if isinstance(message, TaskEstimate):
+            return self._placement.estimated(shepherd, event.sender, message, clock)
+        if isinstance(message, PreemptRequest):
+            refusal = self._placement.plans.refuses_to_make_room(message, clock)
+            return shepherd.step(MakeRoom(message, refusal), clock)
+        return shepherd.step(event, clock)
 
     def _undelivered(self, event: PeerSendFailed, clock: Clock) -> Iterable[NodeEffect]:
         command = event.message
         shepherd = self._shepherds.jobs.get(command.job_id) if isinstance(command, OwnerCommand) else None
-        return shepherd.undeliverable(event.recipient, command, event.error, clock) if shepherd is not None else []
+        return shepherd.step(event, clock) if shepherd is not None else []
 
     def _plan_computed(self, event: PlanComputed, clock: Clock) -> Iterable[NodeEffect]:
         told = self._placement.plan_computed(event.plan, clock)
@@ -168,7 +147,7 @@ class Jobs:
     def _on_timer(self, event: TimerFired, clock: Clock) -> Iterable[NodeEffect]:
         effects: list[NodeEffect] = []
         for shepherd in self._shepherds.due(clock.now_s):
-            effects += shepherd.on_timer(clock)
+            effects += shepherd.step(event, clock)
         return [*effects, *self._invite(clock)] if self._is_awake else effects
 
     # What other machines tell.
@@ -208,11 +187,11 @@ class Jobs:
         member = change.member
         self._placement.look_soon(clock.now_s)
         effects: list[NodeEffect] = []
-        for job_id, shepherd in self._shepherds.jobs.items():
-            if member.status is MemberStatus.FAILED and shepherd.note_silent_node(member.node_id):
-                self._shepherds.stir(job_id)
+        for shepherd in self._shepherds.jobs.values():
+            if member.status is MemberStatus.FAILED and shepherd.has_share(member.node_id):
+                effects += shepherd.step(NodeSilent(member.node_id), clock)
             if member.status is MemberStatus.ALIVE:
-                effects += shepherd.note_returned_node(member.node_id, clock)
+                effects += shepherd.step(NodeReturned(member.node_id), clock)
         return effects
 
     def _accepted(self, told: RecordAccepted, clock: Clock) -> Iterable[NodeEffect]:
@@ -221,7 +200,7 @@ class Jobs:
         shepherd = self._shepherds.jobs.get(record.job_id)
         if shepherd is None or record.shepherd == self._me or record.epoch <= shepherd.record.epoch:
             return []
-        return self._placement.step_down(shepherd, f"epoch {record.epoch} is {record.shepherd}'s")
+        return self._placement.step_down(shepherd, f"epoch {record.epoch} is {record.shepherd}'s", clock)
 
     def _decided(self, answer: Answered, clock: Clock) -> None:
         """A record that names this node, as a rule: its shepherd acts from now on, or goes on."""
@@ -234,15 +213,11 @@ class Jobs:
         if shepherd is None:
             return []
         match result:
-            case UpdateDecided(record=record):
-                return shepherd.written(result.update_id, record, clock)
-            case UpdateRefused():
-                return shepherd.refused(result.update_id, clock) or []
-            case UpdateUncertain():
-                return shepherd.rewrite(result.update_id, clock)
+            case UpdateDecided() | UpdateUncertain():
+                return shepherd.step(result, clock)
             case UpdateConflicted(current=current) if current is not None:
                 # Somebody else wrote the record: our epoch is over, so we touch nothing of the job any more.
-                return self._placement.step_down(shepherd, f"epoch {current.epoch} is {current.shepherd}'s")
+                return self._placement.step_down(shepherd, f"epoch {current.epoch} is {current.shepherd}'s", clock)
             case _:
                 return []
 
@@ -253,8 +228,7 @@ class Jobs:
         if shepherd is None:
             return []
         self._placement.let_go(job_id)
-        asked = [effect for effect in shepherd.farewell() if isinstance(effect, ReplyToClient)]
-        replies = [ReplyToClient(effect.request_id, past_retention(job_id)) for effect in asked]
+        replies = [ReplyToClient(request_id, past_retention(job_id)) for request_id in shepherd.unanswered_clients()]
         text = "the job has ended, and its record is past its retention"
         stepped_down = Announce("job.stepped_down", text, job_id, self._me)
         return [*replies, stepped_down, JobClosed(shepherd.record, is_over=True)]
@@ -275,18 +249,18 @@ class Jobs:
             effects += self._placement.look(clock)
             news = [*dict.fromkeys((*news, *self._shepherds.take_news()[0]))]
         effects += self._invite(clock)
-        return [*[told for job in news for told in self._tell(job)], *effects]
+        return [*[told for job in news for told in self._tell(job, clock)], *effects]
 
     def _invite(self, clock: Clock) -> list[SendPeer]:
         """Tell those who are first in line of what is free here."""
         shepherds = self._placement.invitations(self._resources.ledger.free, clock)
         return [SendPeer(shepherd, Opening(self._resources.ledger.report())) for shepherd in shepherds]
 
-    def _tell(self, job: JobShepherd) -> list[NodeEffect]:
+    def _tell(self, job: JobShepherd, clock: Clock) -> list[NodeEffect]:
         record = job.record
         if record.shepherd != self._me:
             self._placement.let_go(job.job_id)
-            return [*job.farewell()]
+            return [*job.step(SteppedDown(), clock)]
         if not record.is_ended or job.is_writing:
             return [JobChanged(job.job_id)]
         self._placement.let_go(job.job_id)

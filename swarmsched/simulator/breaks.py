@@ -29,14 +29,15 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import Booking, BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import CheckpointRequest, HoldRequest, OwnerAnswer, OwnerCommand, Refusal
-from swarmsched.negotiation import blame, changes, due, gang, regrouping, shepherd
+from swarmsched.negotiation import blame, changes, gang, heard, members, regrouping, standing
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase
 from swarmsched.negotiation.changes import Fields
-from swarmsched.negotiation.due import LifePhase
+from swarmsched.negotiation.members import Regrouping
 from swarmsched.negotiation.owner import Owner
 from swarmsched.negotiation.shepherd_state import ShepherdState
+from swarmsched.negotiation.standing import Present, Standing
 from swarmsched.negotiation.trouble import Trouble
-from swarmsched.negotiation.world_changes import Joined, Regrouped, WorldTrains, is_settled
+from swarmsched.negotiation.world_changes import Joined, Regrouped, WorldTrains
 from swarmsched.node.parts import PRODUCTION, Parts
 from swarmsched.policies.turns import SERVED, Turn
 from swarmsched.record import JobRecord
@@ -44,6 +45,7 @@ from swarmsched.resources import Free, less
 from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.disk import Disk
 from swarmsched.simulator.tasks import RunningTask, TaskModel
+from swarmsched.task import TaskStage
 from swarmsched.view import JobView
 from swarmsched.world import WorldPlan
 
@@ -261,37 +263,30 @@ def _offers_one_less(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _a_world_ahead(original: Callable[..., Any]) -> Callable[..., Any]:
-    def plan(job: ShepherdState) -> WorldPlan | None:
-        found: WorldPlan | None = original(job)
+    def plan(members: Regrouping, record: JobRecord, standing: Standing) -> WorldPlan | None:
+        found: WorldPlan | None = original(members, record, standing)
         return found and replace(found, version=found.version + 1)
 
     return plan
 
 
 def _waits_for_whoever_runs(original: Callable[..., Any]) -> Callable[..., Any]:
-    def gone(job: ShepherdState) -> tuple[int, ...]:
-        over = [share.part for share in job.decided.members if job.gang.has_exited(share.place)]
-        return tuple(part for part in original(job) if part in over)
+    def gone(present: Present, **told: bool) -> tuple[int, ...]:
+        over = [part for part, task in present.items() if task is not None and task.stage is TaskStage.EXITED]
+        return tuple(part for part in original(present, **told) if part in over)
 
     return gone
 
 
-def _while_running(rule: Callable[..., Any], other: Callable[[ShepherdState], Any]) -> Callable[..., Any]:
-    """The table of phases with another rule in the place of this one of a job that runs."""
-
-    def make(phases: Mapping[JobState, LifePhase]) -> Mapping[JobState, LifePhase]:
-        running = phases[JobState.RUNNING]
-        commands = tuple(other if each is rule else each for each in running.commands)
-        changes = tuple(other if each is rule else each for each in running.changes)
-        return {**phases, JobState.RUNNING: LifePhase(running.entered, commands, changes)}
-
-    return make
+def _with_rule(rule: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    """The same rules with another one in the place of this."""
+    return lambda rules: tuple(other if each is rule else each for each in rules)
 
 
-def _trains_early(job: ShepherdState) -> WorldTrains | None:
-    record = job.decided
-    has_switched = [task.worker.trains >= record.world.version - 1 for task in job.gang.tasks.values()]
-    return None if is_settled(record) or not all(has_switched) else WorldTrains(record.world.version, 0.0)
+def _trains_early(job: ShepherdState, standing: Standing) -> WorldTrains | None:
+    version = job.decided.world.version
+    has_switched = [task.worker.trains >= version - 1 for task in job.gang.tasks.values()]
+    return None if standing.is_settled or not all(has_switched) else WorldTrains(version, 0.0)
 
 
 def _all_beside(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -377,7 +372,7 @@ BREAKS: Mapping[str, Break] = {
         "a launch that was lost is not repeated",
         patches={
             (Attempt, "on_timer"): _launched_once,
-            (shepherd, "launch_again"): lambda original: lambda *arguments: [],
+            (heard, "launch_again"): lambda original: lambda *arguments: [],
         },
     ),
     "silent-after-restart": Break(
@@ -403,7 +398,7 @@ BREAKS: Mapping[str, Break] = {
     ),
     "no-tombstones": Break("nothing is left of a record that is dropped", _constant(Parts(tombstones_max=0))),
     "world-ahead": Break(
-        "workers are told of a world before it is decided", patches={(regrouping, "_plan"): _a_world_ahead}
+        "workers are told of a world before it is decided", patches={(Regrouping, "plan"): _a_world_ahead}
     ),
     "unnamed-newcomers": Break(
         "parts that join a gang start before the record names them",
@@ -418,11 +413,11 @@ BREAKS: Mapping[str, Break] = {
         patches={(Regrouped, "_fields"): _with_fields(lambda record: {"leftovers": record.leftovers})},
     ),
     "still-member-kept": Break(
-        "a worker that stands still is waited for", patches={(regrouping, "_gone"): _waits_for_whoever_runs}
+        "a worker that stands still is waited for", patches={(standing, "_gone"): _waits_for_whoever_runs}
     ),
     "lost-connection-kept": Break(
         "members that have lost one another wait for somebody to die",
-        patches={(regrouping, "_may_try_again"): lambda original: lambda job: False},
+        patches={(regrouping, "_may_try_again"): lambda original: lambda job, standing: False},
     ),
     "killed-gang-fails": Break(
         "what is done to a gang is its own failure", patches={(gang, "_blamed"): lambda original: lambda task, _: task}
@@ -433,11 +428,9 @@ BREAKS: Mapping[str, Break] = {
     ),
     "older-world-trains": Break(
         "members of the world before count as training in the next",
-        patches={(due, "PHASES"): _while_running(regrouping.trains, _trains_early)},
+        patches={(regrouping, "CHANGES"): _with_rule(regrouping.trains, _trains_early)},
     ),
-    "told-once": Break(
-        "a worker is told of a world once", patches={(regrouping, "AGAIN_S"): lambda original: math.inf}
-    ),
+    "told-once": Break("a worker is told of a world once", patches={(members, "AGAIN_S"): lambda original: math.inf}),
     "always-due": Break(
         "the shepherd of a job that runs is due at every moment",
         patches={(ShepherdState, "next_deadline_s"): _always_due},
@@ -449,11 +442,11 @@ BREAKS: Mapping[str, Break] = {
         "a node takes jobs whatever has failed on it", patches={(Trouble, "reason"): lambda original: lambda *told: ""}
     ),
     "hanging-member-kept": Break(
-        "a worker that hangs is waited for", patches={(regrouping, "_hanging"): lambda original: lambda live: set()}
+        "a worker that hangs is waited for", patches={(standing, "_hanging"): lambda original: lambda live: set()}
     ),
     "newcomers-kept": Break(
         "newcomers outlive the training that they came for",
-        patches={(regrouping, "is_over"): lambda original: lambda job: False},
+        patches={(standing, "_is_over"): lambda original: lambda present, **told: False},
     ),
     "anybody-stopped": Break(
         "a job that cannot be stopped is stopped for others", patches={(JobView, "can_be_stopped"): _of_all_that_run}

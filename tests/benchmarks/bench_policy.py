@@ -28,6 +28,7 @@ from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.models import ONE_THREAD
 from swarmsched.models.speed import SpeedModel
 from swarmsched.negotiation.placement.placement import Placement
+from swarmsched.negotiation.told import FirstWritten
 from swarmsched.policies.registry import POLICIES, compute_plan
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Free, GpuCount, Share
@@ -217,7 +218,8 @@ def slice_milliseconds(nodes: int = 1_000, jobs: int = 5_000, own: int = 50) -> 
         view = _job(rng, JobState.QUEUED, 1, Demand(gpus=1), (), ME)
         spec = JobSpec(("x",), ranks=1, demand=Demand(gpus=1))
         utc_s = view.card.submitted_utc_s
-        placement.shepherds.add(JobRecord(view.job_id, spec, utc_s, 1, 4, ME, 1, ())).accepted(Clock(0.0, utc_s))
+        record = JobRecord(view.job_id, spec, utc_s, 1, 4, ME, 1, ())
+        placement.shepherds.add(record).step(FirstWritten(), Clock(0.0, utc_s))
     placement.look(Clock(1.0, 1.0))
     looks, delays = [], []
     for turn in range(2, 2 + REPEATS):

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.errors import LocalProtocolError
+from swarmsched.events import PeerMessageReceived
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.ledger.message import OwnerAnswer, OwnerCommand, Refusal
@@ -42,6 +43,11 @@ def make_record(shepherd: str, holders: Iterable[str | Holder] | None = None, **
     except LocalProtocolError as error:  # which a test may expect of what it tests
         raise AssertionError("nothing that a record may hold") from error
     return record
+
+
+def word(message: object, sender: str = "somebody") -> PeerMessageReceived:
+    """A message as a node hears it; who sent it rarely matters."""
+    return PeerMessageReceived(NodeId(sender), message)
 
 
 def answer_to(request: OwnerCommand, owner: str, refusal: Refusal = Refusal.NONE, **more: Any) -> OwnerAnswer:

@@ -12,6 +12,7 @@ from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.placement.wish import Wish
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import JobShepherd
+from swarmsched.negotiation.told import ClaimUnwanted, ClaimWished
 from swarmsched.policies.placement import place_in
 from swarmsched.policies.reason import fits_now
 from swarmsched.policies.registry import kind_of
@@ -86,7 +87,7 @@ class HeadOfLine:
         is_dealt = kind_of(policy.setting).resizes and policy.setting.elasticity is Elasticity.ON
         others = {job_id: job for job_id, job in mine.items() if not (is_dealt and job_id in self._shepherds.elastic)}
         dealt = [job for job_id, job in mine.items() if job_id not in others and job.claim.stands_in_line]
-        effects: list[ShepherdEffect] = [each for job in dealt for each in job.claim.withdraw(job.decided)]
+        effects: list[ShepherdEffect] = [each for job in dealt for each in job.step(ClaimUnwanted(), clock)]
         if policy.order is None or not any(job.is_starving(now_s) and not job.claim.is_open for job in others.values()):
             return effects
         first = next((job for job in policy.queue if job.job_id in mine or policy.stands(job, now_s)), None)
@@ -99,7 +100,7 @@ class HeadOfLine:
         if place is None:
             return effects
         starts_s = expected_start_s(place, [view for view in policy.views(clock) if view.shares], now_s)
-        return [*effects, *job.claim_place(place, {}, policy.ranking(first, now_s), starts_s, clock)]
+        return [*effects, *job.step(ClaimWished(place, {}, policy.ranking(first, now_s), starts_s), clock)]
 
     def may_be_moved(self, room: Room, waiting: Mapping[JobId, JobShepherd], now_s: float) -> bool:
         """Whether a plan could start a job of ours, or stop others for it: where one is first, or fits and is near, or

@@ -43,11 +43,11 @@ class OwnViews:
         record, now_s = job.record, clock.now_s
         avoided = tuple(sorted({*job.barred, *job.pacing.avoided_at(now_s)}))
         rests_until_s = job.pacing.rests_until_s(now_s)
-        rest = (job.queued_since_s, job.running_since_s, rests_until_s, avoided, job.estimate)
+        rest = (job.queued_since_s, job.gang.running_since_s, rests_until_s, avoided, job.estimate)
         known = self._kept.get(record.job_id)
         if known is not None and known.record is record and known.rest == rest:
             return known.view
-        running_s = max(0.0, now_s - job.running_since_s)
+        running_s = max(0.0, now_s - job.gang.running_since_s)
         queued_s = max(0.0, now_s - job.queued_since_s) if record.state is JobState.QUEUED else 0.0
         rests_s = ceil(max(0.0, rests_until_s - now_s)) if record.state is JobState.QUEUED else 0
         card = card_of(

@@ -21,6 +21,7 @@ from swarmsched.cluster import Cluster
 from swarmsched.commands import MigrateJob, Refused
 from swarmsched.effects import Announce, ReplyToClient
 from swarmsched.estimate import tells_more
+from swarmsched.events import PeerMessageReceived
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import TaskEstimate
 from swarmsched.negotiation.placement.asked import fitting, no_place, place_elsewhere
@@ -29,12 +30,13 @@ from swarmsched.negotiation.placement.invitation import Inviter
 from swarmsched.negotiation.placement.plan_follower import PlanFollower
 from swarmsched.negotiation.placement.planning import PLAN_INTERVAL_S, Planning
 from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
-from swarmsched.negotiation.placement.relief import SPARED_S, relief
+from swarmsched.negotiation.placement.relief import relief
 from swarmsched.negotiation.placement.shepherds import Shepherds
-from swarmsched.negotiation.placement.wish import Carrier, Obstacle, Outcome, Wish, cannot_change
+from swarmsched.negotiation.placement.wish import Carrier, Outcome, Wish, cannot_change
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.negotiation.shepherd_state import PRODUCTION, ShepherdParts
+from swarmsched.negotiation.told import AnswerWished, NextPlaceTried, SteppedDown
 from swarmsched.policies.placement import is_there
 from swarmsched.policies.registry import kind_of
 from swarmsched.policies.room import Room
@@ -85,7 +87,8 @@ class Placement:
         """The ranks of a job of ours have reported: plans may change, if it told more than that it goes on."""
         before, record = job.estimate, job.record
         gpu = self._cluster.gpu_class(record.shares, record.spec.demand)
-        effects = job.estimated(sender, replace(told, estimate=replace(told.estimate, gpu=gpu)), clock)
+        known = replace(told, estimate=replace(told.estimate, gpu=gpu))
+        effects = job.step(PeerMessageReceived(sender, known), clock)
         if tells_more(before, job.estimate):
             self.look_soon(clock.now_s)
         return [*effects, *self.plans.foretold.check(job.job_id, told.estimate)]
@@ -95,10 +98,10 @@ class Placement:
         self.shepherds.let_go(job_id)
         self.plans.forget(job_id)
 
-    def step_down(self, job: JobShepherd, why: str) -> list[ShepherdEffect]:
+    def step_down(self, job: JobShepherd, why: str, clock: Clock) -> list[ShepherdEffect]:
         """Stop acting for a live job, and say so: another shepherd has it, or none can act."""
         self.let_go(job.job_id)
-        return [*job.farewell(), Announce("job.stepped_down", why, job.job_id, self._me)]
+        return [*job.step(SteppedDown(), clock), Announce("job.stepped_down", why, job.job_id, self._me)]
 
     # When to look.
 
@@ -178,7 +181,7 @@ class Placement:
         is_idle_planner = self.may_change_jobs and bool(self.shepherds.elastic or len(self.policy.queue))
         nodes = self._cluster.nodes()
         room = self.shepherds.room(nodes)
-        effects = self._carry_out(self._kept_places(mine), room, clock)
+        effects = self._carry_out(self._kept_places(mine, clock), room, clock)
         mine = {job_id: job for job_id, job in mine.items() if job.attempt is None}
         if any(room.fits(demand) for demand in dict.fromkeys(job.decided.spec.demand for job in mine.values())):
             is_invited = clock.now_s < self._invited_until_s
@@ -217,11 +220,11 @@ class Placement:
         """One after another, each with the room that those before it have left."""
         return [effect for wish in wishes for effect in self._carrier.carry_out(wish, room, clock).effects]
 
-    def _kept_places(self, mine: Mapping[JobId, JobShepherd]) -> Iterator[Wish]:
+    def _kept_places(self, mine: Mapping[JobId, JobShepherd], clock: Clock) -> Iterator[Wish]:
         """Jobs that were ended to run elsewhere, or with another size, begin there."""
         for job_id, job in mine.items():
-            place = job.take_next_place()
-            if place.shares:
+            if (place := job.next_place).shares:
+                job.step(NextPlaceTried(), clock)
                 yield Wish(job_id, place)
 
     def _asked(self, room: Room, clock: Clock) -> Iterator[Wish]:
@@ -237,17 +240,10 @@ class Placement:
         effects: list[ShepherdEffect] = []
         drained = self._cluster.drained() if self.shepherds.live else ()
         for job in [self.shepherds.jobs[job_id] for job_id in self.shepherds.live]:
-            view, spared_s = self.shepherds.view_of(job, clock), job.regrouping.spared_s
-            spared = [part for part, until_s in spared_s.items() if clock.now_s < until_s]
-            found = relief(job.decided, job.gang, view, room, drained, spared) if job.is_steady else None
-            if found is None:
-                continue
-            wish, is_for_speed = found
-            outcome = self._carrier.carry_out(wish, room, clock)
-            effects += outcome.effects
-            if is_for_speed and outcome.obstacle is Obstacle.NONE and job.attempt is not None:
-                until_s = clock.now_s + SPARED_S
-                job.regrouping.spared_s |= {share.part: until_s for share in job.attempt.shares}
+            view, spared = self.shepherds.view_of(job, clock), job.regrouping.spared(clock.now_s)
+            wish = relief(job.decided, job.gang, view, room, drained, spared) if job.is_steady else None
+            if wish is not None:
+                effects += self._carrier.carry_out(wish, room, clock).effects
         return effects
 
     def migrate(self, request_id: int, job: JobShepherd, wish: MigrateJob, clock: Clock) -> list[ShepherdEffect]:
@@ -264,7 +260,7 @@ class Placement:
             refusal = Refused("conflict", why, "name other nodes, or ask again later")
         if refusal is not None:
             return [ReplyToClient(request_id, refusal)]
-        return [*outcome.effects, *job.tell(request_id, clock)]
+        return [*outcome.effects, *job.step(AnswerWished(request_id), clock)]
 
     @property
     def may_change_jobs(self) -> bool:

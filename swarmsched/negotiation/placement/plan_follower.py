@@ -14,6 +14,7 @@ from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.placement.wish import Carrier, Obstacle, Outcome, Wish
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import JobShepherd
+from swarmsched.negotiation.told import ClaimUnwanted, ClaimWished, VictimsLeft
 from swarmsched.policies.base import GIVING, amount, is_claim
 from swarmsched.policies.registry import kind_of
 from swarmsched.policies.room import Room
@@ -96,12 +97,13 @@ class PlanFollower:
             job, told = mine.get(job_id), self._planning.told.get(job_id)
             if job is not None and (told is None or told.change is not Change.START):
                 why = told.reason if told is not None else "it rests"
-                effects += job.give_up_place(f"its place is free, and the plan does not start it: {why}", clock)
+                told_why = f"its place is free, and the plan does not start it: {why}"
+                effects += job.step(ClaimUnwanted(told_why), clock)
         self._planning.cleared = ()
         for job in mine.values():
             victims = job.claim.victims
             if victims and not any(self._policy.has_place(victim) for victim in victims):
-                job.victims_left(clock)
+                effects += job.step(VictimsLeft(), clock)
         return effects
 
     def follow_changes(self, room: Room, clock: Clock) -> list[ShepherdEffect]:
@@ -179,7 +181,7 @@ class PlanFollower:
                 ranking = self._policy.ranking(self._shepherds.view_of(job, clock), clock.now_s)
                 self._planning.open.remove(decision)
                 self._planning.has_news = True
-                effects += job.claim_place(decision.target.shares, shepherds, ranking, 0.0, clock)
+                effects += job.step(ClaimWished(decision.target.shares, shepherds, ranking, 0.0), clock)
         return effects
 
     def refuses_to_make_room(self, request: PreemptRequest, clock: Clock) -> str:

@@ -28,8 +28,8 @@ def relief(
     room: Room,
     drained: Collection[NodeId],
     spared: Collection[int] = (),
-) -> tuple[Wish, bool] | None:
-    """What is to be done for a job that trains and is not changing, nothing as a rule; and whether that is for speed.
+) -> Wish | None:
+    """What is to be done for a job that trains and is not changing, nothing as a rule.
 
     `spared` are parts that came for slow ones.
     """
@@ -43,8 +43,8 @@ def relief(
         is_enough = len(kept) + sum(share.ranks for share in found) >= max(1, record.spec.ranks)
         if is_enough and (found or find is not _stragglers):
             target = Allocation(_joined((*kept, *found)), record.global_batch)
-            wish = Wish(record.job_id, target, reason, tuple([share.part for share in leave]))
-            return wish, find is _stragglers
+            spared_s = SPARED_S if find is _stragglers else 0.0
+            return Wish(record.job_id, target, reason, tuple([share.part for share in leave]), spared_s)
     return None
 
 

@@ -46,14 +46,12 @@ class Shepherds:
 
     def add(self, record: JobRecord) -> JobShepherd:
         """Shepherd this job."""
-        could_take = self._cluster.could_take
-        shepherd = JobShepherd(
-            record, self._me, self._rng, self.update_ids, self._parts, self.stir, self.window, could_take
-        )
         told = self._cluster.jobs.get(record.job_id)
-        shepherd.estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
-        if shepherd.estimate is None and record.spec.is_resizable:
-            shepherd.estimate = self._cluster.prior(record.spec)
+        estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
+        if estimate is None and record.spec.is_resizable:
+            estimate = self._cluster.prior(record.spec)
+        ours = (self._me, self._rng, self.update_ids, self._parts, self.stir, self.window, self._cluster.could_take)
+        shepherd = JobShepherd(record, *ours, estimate)
         self.jobs[record.job_id] = shepherd
         self._sort(shepherd)
         self.stir(record.job_id)

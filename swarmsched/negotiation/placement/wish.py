@@ -20,6 +20,7 @@ from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.regrouping import holds_off
 from swarmsched.negotiation.shepherd import JobShepherd
+from swarmsched.negotiation.told import BatchWished, ChangeWished, StartWished
 from swarmsched.policies.placement import permitted
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
@@ -34,6 +35,7 @@ class Wish(Value):
     target: Allocation
     why: str = ""
     leave: tuple[int, ...] = ()  # parts of its gang that go first of all
+    spared_s: float = 0.0  # for so long newcomers are not called slow
 
 
 class Obstacle(Enum):
@@ -71,12 +73,12 @@ class Carrier:
         if obstacle is not Obstacle.NONE:
             return Outcome((), obstacle, problem)
         if view.shares and not _is_other(wish, view):
-            return Outcome(job.rebatch(target.global_batch, wish.why, clock))
+            return Outcome(job.step(BatchWished(target.global_batch, wish.why), clock))
         room.take(_more(wish, job, view), view.demand)
         ranking = self._policy.ranking(view, clock.now_s)
         if not view.shares:
-            return Outcome(job.place(target.shares, ranking, clock, target.global_batch))
-        return Outcome(job.rescale(target, wish.why, ranking, clock, wish.leave))
+            return Outcome(job.step(StartWished(target.shares, ranking, target.global_batch), clock))
+        return Outcome(job.step(ChangeWished(target, wish.why, ranking, wish.leave, wish.spared_s), clock))
 
     def _obstacle(self, wish: Wish, job: JobShepherd, view: JobView, room: Room, now_s: float) -> tuple[Obstacle, str]:
         target, is_placed = wish.target, bool(view.shares)

@@ -9,8 +9,9 @@ from swarmsched.api import JobSpec
 from swarmsched.authority.message import SilenceAnswer, SilenceRequest
 from swarmsched.clock import Clock
 from swarmsched.effects import Announce, SendPeer
+from swarmsched.events import PeerMessageReceived
 from swarmsched.ids import NodeId
-from swarmsched.jobs.update import UpdateRequested
+from swarmsched.jobs.update import UpdateDecided, UpdateRequested
 from swarmsched.ledger.message import (
     CommitRequest,
     HoldRequest,
@@ -22,9 +23,10 @@ from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.settlement import GIVE_UP_S
 from swarmsched.negotiation.shepherd import JobShepherd
+from swarmsched.negotiation.told import FirstWritten, NodeLost, StartWished, TakenUp
 from swarmsched.resources import Demand, Share
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
-from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, make_record
+from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, make_record, word
 
 ME, A, B = NodeId("boss"), NodeId("a"), NodeId("b")
 SHARES = (Share(A, 2), Share(B, 1))
@@ -59,7 +61,7 @@ class Scene:
             return is_there and self.needed.isdisjoint(without)
 
         self.shepherd = JobShepherd(record, ME, random.Random(1), count(1), could_take=could_take)
-        self.do(self.shepherd.accepted(self.clock))
+        self.do(self.shepherd.step(FirstWritten(), self.clock))
 
     @property
     def clock(self):
@@ -86,7 +88,7 @@ class Scene:
         while self.undecided:
             update = self.undecided.pop(0)
             self.updates.append(update.value)
-            self.do(self.shepherd.written(update.update_id, update.value, self.clock))
+            self.do(self.shepherd.step(UpdateDecided(update.update_id, update.value), self.clock))
 
     def take(self, kind):
         """Messages of one kind that were sent since the last call, and forget all others."""
@@ -96,33 +98,33 @@ class Scene:
 
     def answer(self, requests, refusal=Refusal.NONE, **changes):
         for node, request in requests:
-            self.do(self.shepherd.owner_answered(answer_to(request, node, refusal, **changes), self.clock))
+            self.do(self.shepherd.step(word(answer_to(request, node, refusal, **changes)), self.clock))
 
     def lose(self, node, silent_s=GIVE_UP_S):
         """A node is believed lost, and its job's holders have let nothing run there for so long."""
-        self.do(self.shepherd.note_lost_node(node, self.clock))
+        self.do(self.shepherd.step(NodeLost(node), self.clock))
         asked = [message for _, message in self.sent if isinstance(message, SilenceRequest)]
         for holder in self.record.configuration.members:
             for request in dict.fromkeys(asked):
-                self.do(self.shepherd.silence_told(holder.node, silence(request, silent_s), self.clock))
+                self.do(self.shepherd.step(PeerMessageReceived(holder.node, silence(request, silent_s)), self.clock))
 
     def report(
         self, node, stage, revision, exits=(), failure=TaskFailure.NONE, detail="", phase="", attempt=None, **more
     ):
         attempt = self.shepherd.record.attempt if attempt is None else attempt
         status = TaskStatus(JOB, 1, attempt, node, stage, tuple(exits), failure, detail, phase, revision, **more)
-        self.do(self.shepherd.task_reported(TaskReport(status, NOTHING_FREE), self.clock))
+        self.do(self.shepherd.step(word(TaskReport(status, NOTHING_FREE)), self.clock))
 
     def succeed(self):
         """The register has made a shepherd of a later epoch; it knows the record and nothing else."""
         last = self.updates[-1]
         record = last.updated(epoch=last.epoch + 1, shepherd_generation=8)
         self.shepherd, self.sent = JobShepherd(record, ME, random.Random(2), count(1)), []
-        self.do(self.shepherd.take_up((), self.clock))
+        self.do(self.shepherd.step(TakenUp(()), self.clock))
         return self.shepherd
 
     def place(self):
-        self.do(self.shepherd.place(SHARES, Ranking("fifo", (1,)), self.clock))
+        self.do(self.shepherd.step(StartWished(SHARES, Ranking("fifo", (1,))), self.clock))
         return self.take(HoldRequest)
 
     def launch(self):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from swarmsched.api import EndReason, JobState
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.estimate import Estimate
+from swarmsched.events import PeerMessageReceived, TimerFired
 from swarmsched.ids import NodeId, Place
 from swarmsched.ledger.message import (
     CheckpointAnswer,
@@ -26,13 +27,15 @@ from swarmsched.ledger.message import (
 )
 from swarmsched.negotiation import regrouping
 from swarmsched.negotiation.attempt import Ranking
+from swarmsched.negotiation.members import JOIN_S, LEAVE_S, PARTED_S, PARTED_SOME_S
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX, REFUSALS_MOST, SETBACKS_FORGOTTEN_S
-from swarmsched.negotiation.regrouping import JOIN_S, LEAVE_S, PARTED_S, PARTED_SOME_S
+from swarmsched.negotiation.told import ChangeWished, NodeLost, NodeReturned, StartWished, StopAsked
 from swarmsched.record import Leftover, shell_exit_code
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskStage
 from swarmsched.view import Allocation
 from swarmsched.world import Worker, WorkerState
+from tests.swarmsched.building import word
 from tests.swarmsched.negotiation.scene import ME, A, B, Scene
 
 C = NodeId("c")
@@ -49,7 +52,7 @@ class ElasticScene(Scene):
 
     def wish(self, *shares):
         target = Allocation(tuple(Share(node, ranks) for node, ranks in shares))
-        self.do(self.shepherd.rescale(target, "somebody wants it", ORDER, self.clock))
+        self.do(self.shepherd.step(ChangeWished(target, "somebody wants it", ORDER), self.clock))
 
     def told(self, part, stage=TaskStage.STARTED, **more):
         self.revision += 1
@@ -81,7 +84,7 @@ class ElasticScene(Scene):
 
     def run(self):
         """Parts 1 and 2 on a and 3 on b have started, and train as world 1."""
-        self.do(self.shepherd.place((Share(A, 2), Share(B, 1)), ORDER, self.clock))
+        self.do(self.shepherd.step(StartWished((Share(A, 2), Share(B, 1)), ORDER), self.clock))
         self.granted(HoldRequest)
         self.granted(CommitRequest, is_staged=True)
         self.granted(LaunchRequest)
@@ -99,7 +102,7 @@ class ElasticScene(Scene):
 
     def wait(self, seconds):
         self.now_s += seconds
-        self.do(self.shepherd.on_timer(self.clock))
+        self.do(self.shepherd.step(TimerFired(), self.clock))
 
     @property
     def members(self):
@@ -118,7 +121,7 @@ def training(scene):
 
 
 def test_a_gang_starts_as_parts_of_one_rank_that_are_told_of_one_another_once_all_are_ready(scene):
-    scene.do(scene.shepherd.place((Share(A, 2), Share(B, 1)), ORDER, scene.clock))
+    scene.do(scene.shepherd.step(StartWished((Share(A, 2), Share(B, 1)), ORDER), scene.clock))
     holds = scene.granted(HoldRequest)
     assert [(node, request.part, request.ranks, request.wants_rendezvous) for node, request in holds] == [
         (A, 1, 1, False),
@@ -254,7 +257,7 @@ def test_newcomers_that_come_when_the_training_is_over_are_ended_and_the_job_is_
 
 
 def test_who_has_trained_and_is_done_is_at_the_end_though_not_all_had_said_that_they_train(scene):
-    scene.do(scene.shepherd.place((Share(A, 2),), ORDER, scene.clock))
+    scene.do(scene.shepherd.step(StartWished((Share(A, 2),), ORDER), scene.clock))
     scene.join()
     for part in (1, 2):
         scene.told(part)
@@ -323,7 +326,7 @@ def test_a_gang_of_which_all_die_has_failed(training):
 
 
 def test_a_lost_node_costs_its_parts_alone_and_they_are_settled_as_leftovers(training):
-    training.do(training.shepherd.note_lost_node(A, training.clock))
+    training.do(training.shepherd.step(NodeLost(A), training.clock))
     record = training.record
     assert (record.state, record.restarts, record.world.members, record.world.lost) == (
         JobState.RUNNING,
@@ -335,7 +338,7 @@ def test_a_lost_node_costs_its_parts_alone_and_they_are_settled_as_leftovers(tra
     assert [share.place for share in record.shares] == [Place(B, 3)]
     assert {(node, request.part) for node, request in training.take(StopRequest)} == {(A, 1), (A, 2)}
     training.trains(3)
-    training.do(training.shepherd.note_returned_node(A, training.clock))
+    training.do(training.shepherd.step(NodeReturned(A), training.clock))
     training.dies(1)
     training.told(2)
     assert (A, 2) in [(node, request.part) for node, request in training.take(ReleaseRequest)]
@@ -349,17 +352,17 @@ def test_what_a_node_without_members_tells_late_of_checkpoints_and_of_the_traini
     def saves(node, part, world, sequence):
         checkpoint = Checkpoint(f"step-{sequence}", 1, node, sequence=sequence, world=world)
         request = CheckpointRequest(training.record.job_id, 1, sequence, node, checkpoint, part)
-        training.do(training.shepherd.commit_checkpoint(request, training.clock))
+        training.do(training.shepherd.step(word(request), training.clock))
         ((_, answer),) = training.take(CheckpointAnswer)
         return answer.detail
 
     def tells(node, done):
         told = TaskEstimate(training.record.job_id, 1, Estimate(remaining=100.0 - done, done=done))
-        training.do(training.shepherd.estimated(node, told, training.clock))
+        training.do(training.shepherd.step(PeerMessageReceived(node, told), training.clock))
 
     assert saves(A, 1, 1, 20) == ""
     tells(A, 20.0)
-    training.do(training.shepherd.note_lost_node(A, training.clock))
+    training.do(training.shepherd.step(NodeLost(A), training.clock))
     training.trains(3)
     assert saves(B, 3, 2, 9) == ""
     tells(B, 60.0)
@@ -374,7 +377,7 @@ def test_a_node_that_is_back_while_it_is_asked_for_newcomers_is_asked_for_its_me
     training.wish((A, 3), (B, 1))
     training.granted(HoldRequest)
     (commit,) = training.take(CommitRequest)
-    training.do(training.shepherd.note_returned_node(A, training.clock))
+    training.do(training.shepherd.step(NodeReturned(A), training.clock))
     asked = training.take(StatusRequest)
     assert {(node, request.part) for node, request in asked} == {(A, 1), (A, 2)}
     training.answer([commit], refusal=Refusal.EXPIRED)
@@ -387,7 +390,7 @@ def test_the_loss_of_a_node_with_newcomers_alone_is_nothing_to_those_that_train(
     training.wish((A, 2), (B, 1), (C, 1))
     training.join()
     before = training.record
-    training.do(training.shepherd.note_lost_node(C, training.clock))
+    training.do(training.shepherd.step(NodeLost(C), training.clock))
     record = training.record
     assert (record.world.version, record.world.members, record.world.joining) == (1, (1, 2, 3), ())
     assert record.leftovers == (Leftover(C, 1, part=4),)
@@ -403,7 +406,7 @@ def test_the_loss_of_all_who_have_trained_is_a_restart_also_where_newcomers_have
     training.join()
     training.ready(4)
     assert training.members == (1, 2, 3, 4)
-    training.do(training.shepherd.note_lost_node(A, training.clock))
+    training.do(training.shepherd.step(NodeLost(A), training.clock))
     assert (training.record.state, training.members) == (JobState.RUNNING, (3, 4))
     training.lose(B)
     assert (training.record.state, training.record.restarts) == (JobState.QUEUED, 1)
@@ -430,7 +433,7 @@ def test_whoever_takes_over_leaves_the_dead_behind_once_somebody_is_known_to_hav
 
 
 def test_the_loss_of_the_last_node_is_a_restart(training):
-    training.do(training.shepherd.note_lost_node(A, training.clock))
+    training.do(training.shepherd.step(NodeLost(A), training.clock))
     training.lose(B)
     record = training.record
     assert (record.state, record.restarts, record.shares, record.world.version) == (JobState.QUEUED, 1, (), 0)
@@ -454,7 +457,7 @@ def test_a_move_of_all_goes_by_two_worlds_the_old_ones_leave_when_the_new_ones_t
 
 
 def test_a_move_of_all_before_anybody_has_trained_goes_by_two_worlds_too(scene):
-    scene.do(scene.shepherd.place((Share(A, 2),), ORDER, scene.clock))
+    scene.do(scene.shepherd.step(StartWished((Share(A, 2),), ORDER), scene.clock))
     scene.join()
     scene.told(1)
     scene.told(2)
@@ -668,7 +671,7 @@ def test_commits_that_come_too_late_after_a_take_over_are_given_up(training):
 def test_a_job_that_is_cancelled_while_it_changes_stops_all_its_parts(training):
     training.wish((A, 2), (B, 1), (C, 1))
     training.join()
-    training.do(training.shepherd.cancel(7, None, "", training.clock))
+    training.do(training.shepherd.step(StopAsked(7, None, ""), training.clock))
     assert [request.part for _, request in training.take(StopRequest)] == [1, 2, 3, 4]
     training.wait(1.5)
     assert training.shepherd.next_deadline_s > training.now_s, "nobody looks after the change any more"

@@ -10,7 +10,9 @@ from swarmsched.authority.message import SilenceAnswer, SilenceRequest
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import JobAccepted
 from swarmsched.effects import ReplyToClient
+from swarmsched.events import PeerMessageReceived, PeerSendFailed, TimerFired
 from swarmsched.ids import NodeId
+from swarmsched.jobs.update import UpdateDecided, UpdateRefused, UpdateUncertain
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,
@@ -29,13 +31,23 @@ from swarmsched.ledger.message import (
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.blame import STARTS_MOST
 from swarmsched.negotiation.due import PHASES
+from swarmsched.negotiation.heard import WAITING_MAX
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.settlement import ASK_AGAIN_S, GIVE_UP_S
-from swarmsched.negotiation.shepherd import WAITING_MAX, JobShepherd
+from swarmsched.negotiation.shepherd import JobShepherd
+from swarmsched.negotiation.told import (
+    AnswerWished,
+    MakeRoom,
+    NodeReturned,
+    NodeSilent,
+    SignalAsked,
+    StartWished,
+    StopAsked,
+)
 from swarmsched.record import own_exit_code, shell_exit_code
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskStage
-from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, job_id
+from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, job_id, word
 from tests.swarmsched.negotiation.scene import ME, SHARES, A, B, Scene
 
 
@@ -89,7 +101,7 @@ def test_slow_holds_are_given_up_before_they_can_expire(scene):
     holds = scene.place()
     scene.answer(holds[:1])
     scene.now_s += 4.5
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     assert len(scene.take(ReleaseRequest)) == 2
     assert "no answer from b" in scene.record.reason
 
@@ -111,7 +123,7 @@ def test_unanswered_commands_are_repeated_with_the_same_id(scene):
     scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
     first = scene.take(CommitRequest)
     scene.now_s += 1.1
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     assert scene.take(CommitRequest) == first
 
 
@@ -169,7 +181,7 @@ def test_short_job_that_ends_before_all_reported_started_completes(scene):
 
 
 def test_cancelling_a_queued_job_ends_it_at_once(scene):
-    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+    scene.do(scene.shepherd.step(StopAsked(1, None, ""), scene.clock))
     assert (scene.record.state, scene.record.end_reason) == (JobState.ENDED, EndReason.CANCELLED)
     assert shell_exit_code(scene.record) == 143
 
@@ -181,9 +193,9 @@ def wish(name, sequence, attempt=1):
 def test_checkpoints_wait_at_their_owners_while_no_majority_answers(scene):
     """Each is asked again until it is answered: the queue must not grow with the time that the holders are silent."""
     scene.run()
-    writes = [effect for n in range(100) for effect in scene.shepherd.commit_checkpoint(wish(f"s-{n}", n), scene.clock)]
+    writes = [effect for n in range(100) for effect in scene.shepherd.step(word(wish(f"s-{n}", n)), scene.clock)]
     for write in writes:
-        written = scene.shepherd.written(write.update.update_id, write.update.value, scene.clock)
+        written = scene.shepherd.step(UpdateDecided(write.update.update_id, write.update.value), scene.clock)
         writes += [effect for effect in written if isinstance(effect, WriteRecord)]
     assert len(writes) == 1 + WAITING_MAX
 
@@ -191,30 +203,30 @@ def test_checkpoints_wait_at_their_owners_while_no_majority_answers(scene):
 def test_a_client_is_told_only_what_the_update_under_way_has_made_of_the_record(scene):
     """Another node may find that update decided before this one hears of it, and tell its own clients."""
     scene.run()
-    (write,) = scene.shepherd.commit_checkpoint(wish("step-1", 1), scene.clock)
-    assert scene.shepherd.tell(5, scene.clock, was_known=True) == []
-    effects = scene.shepherd.written(write.update.update_id, write.update.value, scene.clock)
+    (write,) = scene.shepherd.step(word(wish("step-1", 1)), scene.clock)
+    assert scene.shepherd.step(AnswerWished(5, was_known=True), scene.clock) == []
+    effects = scene.shepherd.step(UpdateDecided(write.update.update_id, write.update.value), scene.clock)
     (reply,) = [effect for effect in effects if isinstance(effect, ReplyToClient)]
     assert reply == ReplyToClient(5, JobAccepted(scene.record, was_known=True))
     assert scene.record.version == write.update.value.version
-    assert scene.shepherd.tell(6, scene.clock) == [ReplyToClient(6, JobAccepted(scene.record))]
+    assert scene.shepherd.step(AnswerWished(6), scene.clock) == [ReplyToClient(6, JobAccepted(scene.record))]
 
 
 def test_a_second_cancel_is_answered_after_the_update_under_way(scene):
     scene.run()
-    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
-    (write,) = scene.shepherd.commit_checkpoint(wish("step-1", 1), scene.clock)
-    again = scene.shepherd.cancel(2, None, "", scene.clock)
+    scene.do(scene.shepherd.step(StopAsked(1, None, ""), scene.clock))
+    (write,) = scene.shepherd.step(word(wish("step-1", 1)), scene.clock)
+    again = scene.shepherd.step(StopAsked(2, None, ""), scene.clock)
     assert not any(isinstance(effect, ReplyToClient) for effect in again)
-    effects = scene.shepherd.written(write.update.update_id, write.update.value, scene.clock)
+    effects = scene.shepherd.step(UpdateDecided(write.update.update_id, write.update.value), scene.clock)
     assert [effect.request_id for effect in effects if isinstance(effect, ReplyToClient)] == [2]
 
 
 def test_an_older_checkpoint_that_comes_late_does_not_replace_a_newer_one(scene):
     scene.run()
-    scene.do(scene.shepherd.commit_checkpoint(wish("step-2", 2), scene.clock))
+    scene.do(scene.shepherd.step(word(wish("step-2", 2)), scene.clock))
     scene.take(CheckpointAnswer)
-    scene.do(scene.shepherd.commit_checkpoint(wish("step-1", 1), scene.clock))
+    scene.do(scene.shepherd.step(word(wish("step-1", 1)), scene.clock))
     assert scene.record.checkpoint.name == "step-2"
     ((_, answer),) = scene.take(CheckpointAnswer)
     assert (answer.is_committed, answer.detail) == (False, "a newer checkpoint of this attempt is committed already")
@@ -222,7 +234,7 @@ def test_an_older_checkpoint_that_comes_late_does_not_replace_a_newer_one(scene)
 
 def test_cancelling_while_holding_releases_the_holds(scene):
     scene.place()
-    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+    scene.do(scene.shepherd.step(StopAsked(1, None, ""), scene.clock))
     assert len(scene.take(ReleaseRequest)) == 2
     assert scene.record.end_reason is EndReason.CANCELLED
 
@@ -230,7 +242,7 @@ def test_cancelling_while_holding_releases_the_holds(scene):
 def test_cancelling_a_running_job_stops_every_owner_with_its_grace(scene):
     scene.run()
     scene.sent = []
-    scene.do(scene.shepherd.cancel(1, 3.0, "wrong data", scene.clock))
+    scene.do(scene.shepherd.step(StopAsked(1, 3.0, "wrong data"), scene.clock))
     assert scene.record.state is JobState.STOPPING
     assert [request.grace_s for _, request in scene.take(StopRequest)] == [3.0, 3.0]
     scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15), RankExit(1, 0, 15)])
@@ -244,7 +256,7 @@ def test_a_cancelled_job_whose_ranks_end_with_zero_is_no_success():
     for code, expected in ((0, (143, None)), (7, (7, 7))):
         scene = Scene()
         scene.run()
-        scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+        scene.do(scene.shepherd.step(StopAsked(1, None, ""), scene.clock))
         scene.report(A, TaskStage.EXITED, 6, [RankExit(0, code), RankExit(1, 0)])
         scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0)])
         assert scene.record.end_reason is EndReason.CANCELLED
@@ -255,7 +267,7 @@ def test_a_gang_that_ends_before_its_preemption_is_durable_has_completed(scene):
     scene.run()
     scene.is_register_silent = True
     request = PreemptRequest(JOB, 7, job_id(1), B, "fifo", (0,), is_decided=True)
-    scene.do(scene.shepherd.preempt(request, "", scene.clock))
+    scene.do(scene.shepherd.step(MakeRoom(request, ""), scene.clock))
     for node, ranks in ((A, (0, 1)), (B, (2,))):
         scene.report(node, TaskStage.EXITED, 9, [RankExit(rank, 0) for rank in ranks])
     scene.decide()
@@ -265,18 +277,18 @@ def test_a_gang_that_ends_before_its_preemption_is_durable_has_completed(scene):
 
 def test_stop_is_repeated_until_the_owner_has_stopped(scene):
     scene.run()
-    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+    scene.do(scene.shepherd.step(StopAsked(1, None, ""), scene.clock))
     scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15)])
     scene.sent = []
     scene.now_s += 2.1
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     assert [node for node, _ in scene.take(StopRequest)] == [B]
 
 
 def test_cancelling_between_prepared_and_launch_starts_nothing(scene):
     """An owner that never saw the commit answers the stop with `unknown`; its hold is released."""
     scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
-    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+    scene.do(scene.shepherd.step(StopAsked(1, None, ""), scene.clock))
     stops = scene.take(StopRequest)
     scene.answer(stops, Refusal.UNKNOWN)
     assert {node for node, _ in scene.take(ReleaseRequest)} == {A, B}
@@ -287,10 +299,10 @@ def test_time_limit_ends_the_job_with_124():
     scene = Scene(time_limit_s=60.0)
     scene.run()
     scene.now_s += 59.0
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     assert scene.record.state is JobState.RUNNING
     scene.now_s += 1.1
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     assert scene.record.state is JobState.STOPPING
     scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15)])
     scene.report(B, TaskStage.EXITED, 6, [])
@@ -309,7 +321,7 @@ def test_late_report_of_an_attempt_that_is_given_up_stops_nothing_of_the_next_on
     scene.now_s += 60.0
     scene.launch()
     scene.now_s += 60.0
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     assert scene.take(StopRequest) == []
 
 
@@ -456,7 +468,7 @@ def test_a_node_that_could_not_build_what_others_could_is_told_so():
     fail_to_stage(scene, A, TaskFailure.ENVIRONMENT, others=SHARES)
     first = scene.record.attempt
     elsewhere = (Share(NodeId("c"), 3),)
-    scene.do(scene.shepherd.place(elsewhere, Ranking("fifo", (1,)), scene.clock))
+    scene.do(scene.shepherd.step(StartWished(elsewhere, Ranking("fifo", (1,))), scene.clock))
     scene.answer(scene.take(HoldRequest), rendezvous_host="h", rendezvous_port=1)
     scene.answer(scene.take(CommitRequest), is_staged=True)
     scene.answer(scene.take(LaunchRequest))
@@ -486,12 +498,12 @@ def test_a_gang_is_not_given_up_before_another_attempt_could_start(scene):
     assert scene.record.state is JobState.RUNNING
     assert scene.shepherd.next_deadline_s == pytest.approx(scene.now_s + ASK_AGAIN_S)
     scene.now_s += ASK_AGAIN_S
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     assert scene.take(SilenceRequest), "its holders are asked again"
     scene.lose(B, silent_s=GIVE_UP_S)
     assert scene.record.state is JobState.RUNNING, "a belief that stands asks nobody anew"
     scene.now_s += ASK_AGAIN_S
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     scene.lose(B, silent_s=GIVE_UP_S)
     assert (scene.record.state, scene.record.restarts) == (JobState.QUEUED, 1)
 
@@ -499,10 +511,10 @@ def test_a_gang_is_not_given_up_before_another_attempt_could_start(scene):
 def test_a_node_that_is_back_is_suspected_no_more(scene):
     scene.run()
     scene.lose(B, silent_s=6.0)
-    scene.do(scene.shepherd.note_returned_node(B, scene.clock))
+    scene.do(scene.shepherd.step(NodeReturned(B), scene.clock))
     epoch, version = scene.record.stamp
     late = SilenceAnswer(JOB, scene.record.attempt, B, epoch, version, has_record=False, silent_s=GIVE_UP_S)
-    scene.do(scene.shepherd.silence_told(ME, late, scene.clock))
+    scene.do(scene.shepherd.step(PeerMessageReceived(ME, late), scene.clock))
     assert scene.record.state is JobState.RUNNING
 
 
@@ -511,10 +523,10 @@ def test_a_belief_that_is_not_told_again_ends(scene):
     scene.lose(B, silent_s=0.0)
     for _ in range(10):
         scene.now_s += ASK_AGAIN_S
-        scene.do(scene.shepherd.on_timer(scene.clock))
+        scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     scene.sent = []
     scene.now_s += ASK_AGAIN_S
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     assert not scene.take(SilenceRequest)
 
 
@@ -570,7 +582,7 @@ def test_shepherd_that_died_after_prepared_repeats_the_commits(scene):
 def test_signal_reaches_every_owner(scene):
     scene.run()
     scene.sent = []
-    scene.do(scene.shepherd.signal(2, scene.clock))
+    scene.do(scene.shepherd.step(SignalAsked(7, 2), scene.clock))
     assert [(node, request.signal) for node, request in scene.take(SignalRequest)] == [(A, 2), (B, 2)]
 
 
@@ -583,7 +595,7 @@ def test_stop_of_a_failed_attempt_does_not_hit_the_next_one(scene):
     assert scene.record.state is JobState.QUEUED
     scene.place()
     scene.now_s += 3.0
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     assert scene.take(StopRequest) == []
 
 
@@ -592,7 +604,7 @@ def test_owner_that_has_nothing_left_does_not_hide_why_the_gang_was_stopped(scen
     scene.take(CommitRequest)
     scene.report(B, TaskStage.EXITED, 3, failure=TaskFailure.UNREACHABLE, detail="no route")
     scene.answer(scene.take(StopRequest), Refusal.RELEASED_ATTEMPT)
-    scene.do(scene.shepherd.owner_answered(OwnerAnswer(JOB, 1, 1, 99, A, Refusal.UNKNOWN, NOTHING_FREE), scene.clock))
+    scene.do(scene.shepherd.step(word(OwnerAnswer(JOB, 1, 1, 99, A, Refusal.UNKNOWN, NOTHING_FREE)), scene.clock))
     assert scene.record.end_reason is not EndReason.NODE_LOST
 
 
@@ -600,9 +612,9 @@ def test_late_failure_to_deliver_says_nothing_about_a_newer_attempt(scene):
     first = scene.place()
     scene.answer(first[:1], Refusal.DOES_NOT_FIT)
     second = scene.place()
-    scene.do(scene.shepherd.undeliverable(B, first[1][1], "timed out", scene.clock))
+    scene.do(scene.shepherd.step(PeerSendFailed(B, first[1][1], "timed out"), scene.clock))
     assert scene.shepherd.attempt
-    scene.do(scene.shepherd.undeliverable(B, second[1][1], "timed out", scene.clock))
+    scene.do(scene.shepherd.step(PeerSendFailed(B, second[1][1], "timed out"), scene.clock))
     assert not scene.shepherd.attempt
 
 
@@ -632,17 +644,17 @@ def test_unanswered_status_request_is_repeated(scene):
     asked = scene.take(StatusRequest)
     scene.answer(asked[:1])
     scene.now_s = again.next_deadline_s
-    scene.do(again.on_timer(scene.clock))
+    scene.do(again.step(TimerFired(), scene.clock))
     assert scene.take(StatusRequest) == asked[1:]
 
 
 def test_node_that_comes_back_without_the_task_ends_the_job_as_lost_when_it_may_not_be_restarted():
     scene = Scene(max_restarts=0)
     scene.run()
-    assert scene.shepherd.note_silent_node(B)
+    scene.do(scene.shepherd.step(NodeSilent(B), scene.clock))
     assert "b does not answer" in scene.record.reason
     scene.sent = []
-    scene.do(scene.shepherd.note_returned_node(B, scene.clock))
+    scene.do(scene.shepherd.step(NodeReturned(B), scene.clock))
     assert scene.record.reason == ""
     scene.answer(scene.take(StatusRequest), Refusal.UNKNOWN)
     scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15), RankExit(1, 0, 15)])
@@ -656,18 +668,18 @@ def test_only_who_granted_the_hold_can_say_that_nothing_is_left(scene):
     scene.answer(scene.take(LaunchRequest), origin=1)
     scene.report(A, TaskStage.STARTED, 5)
     scene.report(B, TaskStage.STARTED, 5)
-    scene.do(scene.shepherd.note_returned_node(B, scene.clock))
+    scene.do(scene.shepherd.step(NodeReturned(B), scene.clock))
     asked = scene.take(StatusRequest)
     scene.answer(asked, Refusal.UNKNOWN, origin=2)
     assert scene.record.state is JobState.RUNNING
     scene.now_s = scene.shepherd.next_deadline_s
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     assert scene.take(StatusRequest) == asked, "it is asked again"
     later_s = scene.now_s + 10.0
-    assert scene.shepherd.only_namesakes_answered(scene.now_s, 10.0) == []
-    assert scene.shepherd.only_namesakes_answered(later_s, 10.0) == [B]
+    assert scene.shepherd.namesakes.standing(scene.now_s, 10.0) == []
+    assert scene.shepherd.namesakes.standing(later_s, 10.0) == [B]
     scene.report(B, TaskStage.STARTED, 5)
-    assert scene.shepherd.only_namesakes_answered(later_s, 10.0) == []
+    assert scene.shepherd.namesakes.standing(later_s, 10.0) == []
     scene.answer(asked, Refusal.UNKNOWN, origin=1)
     assert [node for node, _ in scene.take(StopRequest)] == [A], "what is left of the gang"
 
@@ -714,22 +726,23 @@ def test_an_attempt_that_was_given_up_while_it_was_written_down_is_withdrawn(sce
     holds = scene.place()
     scene.answer(holds[:1], rendezvous_host="10.0.0.1", rendezvous_port=29500)
     (node, request), *_ = holds[1:]
-    effects = scene.shepherd.owner_answered(answer_to(request, node), scene.clock)
+    effects = scene.shepherd.step(word(answer_to(request, node)), scene.clock)
     (prepared,) = [effect.update for effect in effects if isinstance(effect, WriteRecord)]
     scene.now_s += 5.0
-    scene.do(scene.shepherd.on_timer(scene.clock))
-    assert len(scene.take(ReleaseRequest)) == 2
-    scene.do(scene.shepherd.written(prepared.update_id, prepared.value, scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
+    assert not scene.shepherd.is_waiting, "nobody knows yet whether the record names it"
+    scene.do(scene.shepherd.step(UpdateDecided(prepared.update_id, prepared.value), scene.clock))
     assert scene.record.state is JobState.QUEUED
+    assert [type(message) for _, message in scene.sent[-2:]] == [ReleaseRequest] * 2
     assert scene.take(CommitRequest) == []
     assert scene.shepherd.is_waiting
 
 
 def test_update_of_unknown_outcome_is_repeated_unchanged(scene):
-    effects = scene.shepherd.cancel(1, None, "", scene.clock)
+    effects = scene.shepherd.step(StopAsked(1, None, ""), scene.clock)
     (write,) = [effect for effect in effects if isinstance(effect, WriteRecord)]
     scene.now_s += 20.0
-    assert scene.shepherd.rewrite(write.update.update_id, scene.clock) == [write]
+    assert scene.shepherd.step(UpdateUncertain(write.update.update_id, ""), scene.clock) == [write]
 
 
 def test_a_late_answer_to_an_earlier_life_moves_nothing(scene):
@@ -770,12 +783,12 @@ def runs(scene):
 def makes_room(scene):
     scene.run()
     request = PreemptRequest(JOB, 7, job_id(1), B, "fifo", (0,), is_decided=True)
-    scene.do(scene.shepherd.preempt(request, "", scene.clock))
+    scene.do(scene.shepherd.step(MakeRoom(request, ""), scene.clock))
 
 
 def is_cancelled(scene):
     scene.run()
-    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+    scene.do(scene.shepherd.step(StopAsked(1, None, ""), scene.clock))
 
 
 def is_given_up(scene):
@@ -803,7 +816,7 @@ def test_phases_are_those_of_the_life_cycle():
 def test_what_becomes_due_while_an_update_is_under_way_is_written_after_it(scene):
     scene.run()
     scene.is_register_silent = True
-    scene.do(scene.shepherd.commit_checkpoint(wish("step-1", 1), scene.clock))
+    scene.do(scene.shepherd.step(word(wish("step-1", 1)), scene.clock))
     exits(scene, 6)
     assert len(scene.undecided) == 1
     scene.now_s += 60.0  # the holders were silent; that is no service
@@ -829,15 +842,15 @@ def test_checkpoints_that_never_cease_do_not_keep_a_start_out_of_the_record(scen
     scene.launch()
     scene.report(A, TaskStage.STARTED, 5)
     scene.is_register_silent = True
-    scene.do(scene.shepherd.commit_checkpoint(wish("step-1", 1), scene.clock))
-    scene.do(scene.shepherd.commit_checkpoint(wish("step-2", 2), scene.clock))
+    scene.do(scene.shepherd.step(word(wish("step-1", 1)), scene.clock))
+    scene.do(scene.shepherd.step(word(wish("step-2", 2)), scene.clock))
     scene.report(B, TaskStage.STARTED, 5)
     for number in range(3, 10):
         if scene.record.state is JobState.RUNNING:
             break
         update = scene.undecided.pop(0)
-        scene.do(scene.shepherd.commit_checkpoint(wish(f"step-{number}", number), scene.clock))
-        scene.do(scene.shepherd.written(update.update_id, update.value, scene.clock))
+        scene.do(scene.shepherd.step(word(wish(f"step-{number}", number)), scene.clock))
+        scene.do(scene.shepherd.step(UpdateDecided(update.update_id, update.value), scene.clock))
     assert (scene.record.state, scene.record.checkpoint.name) == (JobState.RUNNING, "step-2")
 
 
@@ -846,9 +859,9 @@ def test_a_change_that_the_register_refused_is_wanted_again_at_the_next_event(sc
     scene.is_register_silent = True
     exits(scene, 6)
     (refused,) = scene.undecided
-    assert scene.shepherd.refused(refused.update_id, scene.clock) == []
+    assert scene.shepherd.step(UpdateRefused(refused.update_id, ""), scene.clock) == []
     scene.undecided.clear()
-    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.do(scene.shepherd.step(TimerFired(), scene.clock))
     scene.decide()
     assert scene.record.end_reason is EndReason.COMPLETED
 
@@ -868,5 +881,5 @@ def test_a_job_that_is_cancelled_in_the_queue_has_no_code_of_an_earlier_attempt(
     scene.launch()
     scene.report(A, TaskStage.EXITED, 5, failure=TaskFailure.PORT_TAKEN, detail="port 29500 was taken")
     scene.report(B, TaskStage.EXITED, 5)
-    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+    scene.do(scene.shepherd.step(StopAsked(1, None, ""), scene.clock))
     assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.CANCELLED, 143)

@@ -37,7 +37,7 @@ def test_that_the_second_machine_leaves_is_no_loss_of_the_first():
     namesake.start()
     watched.swarm.run_for(15.0)
     holding, shepherd = boss.node._holding, boss.node._placement.shepherds.jobs[job]
-    assert watched.swarm.run_until(lambda: bool(shepherd.only_namesakes_answered(boss.now_s, NAMESAKE_S)), 120.0)
+    assert watched.swarm.run_until(lambda: bool(shepherd.namesakes.standing(boss.now_s, NAMESAKE_S)), 120.0)
     assert watched.swarm.run_until(lambda: holding._look_s - boss.now_s < 0.15, 2.0)  # the first refutes after 0.2 s
     for effect in namesake.node._membership.leave(namesake.now_s):
         if isinstance(effect, SendDatagram):

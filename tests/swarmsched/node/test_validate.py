@@ -73,7 +73,7 @@ def keeps_a_gang_that_is_over(node):
 
 
 def has_run_since_never(node):
-    job_in(node, JobState.RUNNING).running_since_s = float("inf")
+    job_in(node, JobState.RUNNING).gang.running_since_s = float("inf")
 
 
 def waits_for_a_port_without_a_booking(node):

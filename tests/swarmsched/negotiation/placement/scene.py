@@ -15,6 +15,7 @@ from swarmsched.estimate import BatchRange
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import HoldRequest
 from swarmsched.negotiation.placement.placement import Placement
+from swarmsched.negotiation.told import FirstWritten, TakenUp
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Allocation, Change, Decision, EndedJob, JobView, Plan, PolicySetting
 from tests.swarmsched.building import make_node, make_record
@@ -104,7 +105,7 @@ class Scene:
         return Clock(self.now_s, UTC + self.now_s)
 
     def submit(self, letter, ranks, utc_s):
-        self.placement.shepherds.add(record_of(letter, ranks, utc_s)).accepted(self.clock)
+        self.placement.shepherds.add(record_of(letter, ranks, utc_s)).step(FirstWritten(), self.clock)
         self.placement.look_soon(self.now_s)
 
     def look(self):
@@ -130,7 +131,7 @@ def running_elastic(scene, *, saved=True):
     running = {"state": JobState.RUNNING, "attempt": 1, "shares": (Share(A, 2),), "started_utc_s": UTC + 1}
     spec = replace(record.spec, ranks_most=6, batches=BatchRange(64, 256, 1, 64))
     job = scene.placement.shepherds.add(replace(record, spec=spec, checkpoint=checkpoint, **running))
-    job.take_up((), scene.clock)
+    job.step(TakenUp(()), scene.clock)
     scene.submit("b", 9, UTC + 1)  # so that somebody waits, and plans are asked for
     scene.look()
     return job

@@ -6,9 +6,10 @@ from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.ledger.message import ClaimRequest, HoldRequest
 from swarmsched.negotiation.placement.placement import INVITED_S
 from swarmsched.negotiation.shepherd_state import STARVING_S
+from swarmsched.negotiation.told import FirstWritten
 from swarmsched.negotiation.window import GIVEN_UP_S, LATE_S, LIMIT_START
 from swarmsched.view import Change, Decision, Elasticity, PolicySetting
-from tests.swarmsched.building import answer_to
+from tests.swarmsched.building import answer_to, word
 from tests.swarmsched.negotiation.placement.scene import ME, UTC, A, B, Scene, foreign, job_id, node, record_of
 
 
@@ -30,7 +31,7 @@ def test_under_the_default_policy_a_job_that_fits_starts_without_a_plan():
 def test_with_which_size_a_job_starts_is_the_plans_word_and_so_is_what_is_left_to_those_behind_it():
     scene = Scene([node(A, 4)], policy="swarm")
     spec = replace(record_of("a", 1, UTC).spec, ranks_most=4)
-    scene.placement.shepherds.add(replace(record_of("a", 1, UTC), spec=spec)).accepted(scene.clock)
+    scene.placement.shepherds.add(replace(record_of("a", 1, UTC), spec=spec)).step(FirstWritten(), scene.clock)
     scene.submit("b", 1, UTC + 1)
     assert scene.look() == []
     assert len(scene.plans) == 1
@@ -46,7 +47,7 @@ class Line:
         self.use(policy)
         spec = replace(record_of("a", 1, UTC).spec, ranks_most=4)
         self.job = self.scene.placement.shepherds.add(replace(record_of("a", 1, UTC), spec=spec))
-        self.job.accepted(self.scene.clock)
+        self.job.step(FirstWritten(), self.scene.clock)
         self.scene.now_s += STARVING_S
         self.claims = self.looked()
 
@@ -62,7 +63,7 @@ class Line:
     def kept(self):
         """Its owner keeps it."""
         (claim,) = self.claims
-        self.job.owner_answered(answer_to(claim, A), self.scene.clock)
+        self.job.step(word(answer_to(claim, A)), self.scene.clock)
         return self
 
 

@@ -14,11 +14,12 @@ from swarmsched.negotiation.placement.placement import (
     START_DELAY_S_MAX,
 )
 from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
+from swarmsched.negotiation.told import FirstWritten, TakenUp
 from swarmsched.resources import Demand, Share
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import PolicySetting
 from swarmsched.world import Worker, WorkerState, World
-from tests.swarmsched.building import answer_to
+from tests.swarmsched.building import answer_to, word
 from tests.swarmsched.negotiation.placement.scene import (
     UTC,
     A,
@@ -124,7 +125,8 @@ def test_a_refused_job_looks_again_as_soon_as_the_node_that_refused_it_is_asked_
     scene.submit("a", 1, UTC)
     scene.look()
     hold = scene.holds[-1]
-    scene.placement.shepherds.jobs[job_id("a")].owner_answered(answer_to(hold, A, Refusal.CLAIMED), scene.clock)
+    refused = answer_to(hold, A, Refusal.CLAIMED)
+    scene.placement.shepherds.jobs[job_id("a")].step(word(refused), scene.clock)
     scene.placement.look_soon(scene.now_s)  # as its node does
     for _ in range(5):  # backoffs, as long as the only node is avoided
         scene.now_s = max(scene.now_s, scene.placement.look_due_s)
@@ -160,7 +162,7 @@ def test_a_plan_is_asked_for_when_somebody_comes_to_wait_for_whom_a_job_of_ours_
 def test_no_plan_is_made_of_a_job_that_is_between_two_places():
     scene = Scene([node(A, 2), node(B, 4)], policy="swarm")
     spec = replace(record_of("a", 1, UTC).spec, ranks_most=4)
-    scene.placement.shepherds.add(replace(record_of("a", 1, UTC), spec=spec)).accepted(scene.clock)
+    scene.placement.shepherds.add(replace(record_of("a", 1, UTC), spec=spec)).step(FirstWritten(), scene.clock)
     scene.look()
     scene.answer_plan(start("a", (A, 1)))
     scene.now_s += 2.0
@@ -177,7 +179,7 @@ def told_slow(scene, job, version, parts, slow):
     shares = tuple(Share(name, 1, part=part) for part, name in parts.items())
     world = World(version, tuple(parts), has_trained=True)
     job.decided = replace(job.decided, shares=shares, world=world, last_part=max(parts))
-    job.gang.has(shares)
+    job.gang.has(job.decided, scene.now_s)
     for part, name in parts.items():
         worker = Worker(WorkerState.TRAINING, f"10.0.0.{part}:7", version, version, busy_s=3.0 if part == slow else 1.0)
         job.put(TaskStatus(job.job_id, 1, 1, name, TaskStage.STARTED, revision=version, part=part, worker=worker))
@@ -192,7 +194,7 @@ def trains_on_a(*nodes):
     running = {"state": JobState.RUNNING, "attempt": 1, "shares": shares, "started_utc_s": UTC + 1}
     record = replace(record_of("a", 3, UTC), spec=spec, world=World(1, (1, 2, 3), has_trained=True), last_part=3)
     job = scene.placement.shepherds.add(replace(record, **running))
-    job.take_up((), scene.clock)
+    job.step(TakenUp(()), scene.clock)
     return scene, job
 
 
@@ -212,7 +214,8 @@ def test_whoever_comes_for_a_slow_worker_is_not_replaced_for_ten_minutes():
     told_slow(scene, job, 1, {1: A, 2: A, 3: A}, slow=3)
     scene.look()
     assert [hold.part for hold in scene.holds] == [4]
-    job.attempt, job.regrouping.leave = None, {}
+    job.drop_attempt()
+    job.regrouping.forget_wishes()
     told_slow(scene, job, 2, {1: A, 2: A, 4: B}, slow=4)
     scene.cluster.there = [node(A, 2), node(B, 3)]
     scene.now_s += 599.0

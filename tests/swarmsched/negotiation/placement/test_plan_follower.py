@@ -10,17 +10,20 @@ from swarmsched.api import EndReason, JobState
 from swarmsched.card import STATES
 from swarmsched.effects import Announce, ComputePlan, SendPeer
 from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
+from swarmsched.events import TimerFired
 from swarmsched.ids import NodeId
+from swarmsched.jobs.update import UpdateDecided
 from swarmsched.ledger.message import ClaimRequest, PreemptAnswer, PreemptRequest, Refusal, TaskBatch, TaskEstimate
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.changes import Placed, Rebatched
 from swarmsched.negotiation.claiming import ANSWER_S, CLEARED_S, ORDER_TTL_S, PATIENCE_BEYOND_GRACE_S
 from swarmsched.negotiation.placement.planning import PLAN_AGE_S_MAX
 from swarmsched.negotiation.record_writer import WriteRecord
+from swarmsched.negotiation.told import NextPlaceTried, StartWished, StopAsked
 from swarmsched.record import Leftover
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, Decision, Plan
-from tests.swarmsched.building import answer_to
+from tests.swarmsched.building import answer_to, word
 from tests.swarmsched.negotiation.placement.scene import (
     UTC,
     A,
@@ -66,7 +69,8 @@ def test_a_plan_lets_a_job_pass_once():
     scene = planned_past()
     assert scene.look() == ["b"]
     (hold,) = scene.holds
-    scene.placement.shepherds.jobs[job_id("b")].owner_answered(answer_to(hold, A, Refusal.DOES_NOT_FIT), scene.clock)
+    refused = answer_to(hold, A, Refusal.DOES_NOT_FIT)
+    scene.placement.shepherds.jobs[job_id("b")].step(word(refused), scene.clock)
     scene.now_s += 3.0  # past every backoff
     assert scene.look() == []
 
@@ -106,7 +110,7 @@ def test_a_plan_starts_no_job_that_is_being_placed_or_may_have_processes_elsewhe
     scene = planned_past()
     job = scene.placement.shepherds.jobs[job_id("b")]
     if how == "placed":
-        job.place((Share(A, 1),), Ranking("backfill", (0,)), scene.clock)
+        job.step(StartWished((Share(A, 1),), Ranking("backfill", (0,))), scene.clock)
     else:
         job.decided = replace(job.decided, leftovers=(Leftover(B, 1),))
     asked_before = len(job.unanswered_holds)
@@ -182,7 +186,7 @@ def test_a_running_job_goes_on_with_the_planned_batch_and_its_ranks_are_told_whe
     scene.answer_plan(change(Change.REBATCH, (A, 2), batch=128))
     (update,) = [each.update for each in scene.placement.look(scene.clock) if isinstance(each, WriteRecord)]
     assert (update.value.state, update.value.global_batch) == (JobState.RUNNING, 128)
-    assert job.written(update.update_id, update.value, scene.clock) == []
+    assert job.step(UpdateDecided(update.update_id, update.value), scene.clock) == []
     told = TaskEstimate(job.job_id, 1, Estimate(done=5.0), 64)
     answered = [SendPeer(A, TaskBatch(job.job_id, 1, 128))]
     assert scene.placement.estimated(job, A, told, scene.clock) == answered
@@ -211,11 +215,12 @@ def test_a_running_job_is_rescaled_as_planned(decision):
     assert all(claim.message.must_be_free for claim in claims)
     assert not job.is_writing  # it runs until all keep its place
     for claim in claims:
-        effects = job.owner_answered(answer_to(claim.message, claim.owner), scene.clock)
+        effects = job.step(word(answer_to(claim.message, claim.owner)), scene.clock)
     (update,) = [effect.update for effect in effects if isinstance(effect, WriteRecord)]
     assert (update.value.state, update.value.stop_reason) == (JobState.STOPPING, EndReason.RESCALED)
-    assert job.take_next_place() == decision.target
-    assert job.take_next_place() == Allocation(), "a place that was tried once is not kept for it any more"
+    assert job.next_place == decision.target
+    job.step(NextPlaceTried(), scene.clock)
+    assert job.next_place == Allocation(), "a place that was tried once is not kept for it any more"
     assert scene.placement.look(scene.clock) == []  # once
 
 
@@ -236,15 +241,15 @@ def test_a_job_whose_next_place_is_not_kept_runs_on():
     job = running_elastic(scene)
     plan_twice(scene, change(Change.GROW, (A, 2), (B, 4)))
     first, second = claims_of(scene)
-    assert job.owner_answered(answer_to(first.message, first.owner), scene.clock) == []
+    assert job.step(word(answer_to(first.message, first.owner)), scene.clock) == []
     refused = answer_to(second.message, second.owner, Refusal.DOES_NOT_FIT, detail="1 of 4 GPUs")
-    effects = job.owner_answered(refused, scene.clock)
+    effects = job.step(word(refused), scene.clock)
     assert [effect.text for effect in effects if isinstance(effect, Announce)] == ["b keeps nothing: 1 of 4 GPUs"]
     sent = [effect.message for effect in effects if isinstance(effect, SendPeer)]
     assert [message.ranks for message in sent if isinstance(message, ClaimRequest)] == [0, 0]
     assert not job.claim.is_open
     assert not job.is_writing
-    assert job.take_next_place() == Allocation()
+    assert job.next_place == Allocation()
 
 
 def test_the_next_place_of_a_job_that_has_to_end_meanwhile_is_given_up():
@@ -252,13 +257,13 @@ def test_the_next_place_of_a_job_that_has_to_end_meanwhile_is_given_up():
     job = running_elastic(scene)
     plan_twice(scene, change(Change.GROW, (A, 2), (B, 4)))
     first, second = claims_of(scene)
-    assert [type(effect) for effect in job.cancel(1, 0.0, "cancelled", scene.clock)] == [WriteRecord]
-    assert job.owner_answered(answer_to(first.message, first.owner), scene.clock) == []
-    effects = job.owner_answered(answer_to(second.message, second.owner), scene.clock)
+    assert [type(effect) for effect in job.step(StopAsked(1, 0.0, "cancelled"), scene.clock)] == [WriteRecord]
+    assert job.step(word(answer_to(first.message, first.owner)), scene.clock) == []
+    effects = job.step(word(answer_to(second.message, second.owner)), scene.clock)
     sent = [effect.message for effect in effects if isinstance(effect, SendPeer)]
     assert [message.ranks for message in sent if isinstance(message, ClaimRequest)] == [0, 0]
     assert not job.claim.is_open
-    assert job.take_next_place() == Allocation()
+    assert job.next_place == Allocation()
 
 
 def test_a_job_that_nobody_answers_runs_on():
@@ -267,7 +272,7 @@ def test_a_job_that_nobody_answers_runs_on():
     plan_twice(scene, change(Change.GROW, (A, 2), (B, 4)))
     assert len(claims_of(scene)) == 2
     scene.now_s += ANSWER_S
-    effects = job.on_timer(scene.clock)
+    effects = job.step(TimerFired(), scene.clock)
     assert "the place did not come free in time" in [each.text for each in effects if isinstance(each, Announce)]
     assert not job.claim.is_open
     assert not job.is_writing
@@ -378,9 +383,9 @@ class Ordered:
         self.scene.answer_plan(waits_for("b", (A, 2)), stops)
         self.job = self.scene.placement.shepherds.jobs[job_id("b")]
         (claim,) = claims_of(self.scene)
-        (question,) = sent(self.job.owner_answered(answer_to(claim.message, A), self.scene.clock), PreemptRequest)
+        (question,) = sent(self.job.step(word(answer_to(claim.message, A)), self.scene.clock), PreemptRequest)
         granted = PreemptAnswer(victim.job_id, question.message.command_id, job_id("b"), is_granted=True)
-        (order,) = sent(self.job.victim_answered(granted, self.scene.clock), PreemptRequest)
+        (order,) = sent(self.job.step(word(granted), self.scene.clock), PreemptRequest)
         assert order.message.is_decided
 
     def asks(self):
@@ -425,7 +430,7 @@ def test_a_place_from_which_others_were_told_to_go_is_kept_for_seconds_and_renew
     made_s = [ordered.scene.now_s]
     while ordered.job.claim.is_open:
         ordered.scene.now_s = ordered.job.claim.next_deadline_s
-        claims = [each.message for each in sent(ordered.job.on_timer(ordered.scene.clock), ClaimRequest)]
+        claims = [each.message for each in sent(ordered.job.step(TimerFired(), ordered.scene.clock), ClaimRequest)]
         made_s += [ordered.scene.now_s for each in claims if each.ranks]
         assert all(each.ttl_s == ORDER_TTL_S for each in claims if each.ranks)
     assert len(made_s) > PATIENCE_BEYOND_GRACE_S / ORDER_TTL_S
@@ -443,7 +448,7 @@ def test_what_is_not_free_some_seconds_after_all_have_left_that_were_told_to_is_
     for _ in range(3):
         ordered.asks()
     ordered.scene.now_s += CLEARED_S - 1.0
-    ended = [each.text for each in ordered.job.on_timer(ordered.scene.clock) if isinstance(each, Announce)]
+    ended = [each.text for each in ordered.job.step(TimerFired(), ordered.scene.clock) if isinstance(each, Announce)]
     assert ended == ["the place did not come free in time"]
 
 
@@ -467,10 +472,10 @@ def sent(effects, kind):
 def refuse_to_make_room(scene, claim):
     """The owner keeps the place, and the victim's shepherd says no."""
     job = scene.placement.shepherds.jobs[job_id("b")]
-    for question in sent(job.owner_answered(answer_to(claim, B), scene.clock), PreemptRequest):
+    for question in sent(job.step(word(answer_to(claim, B)), scene.clock), PreemptRequest):
         victim, number = question.message.job_id, question.message.command_id
         answer = PreemptAnswer(victim, number, job_id("b"), is_granted=False, detail="no plan here gives its place")
-        told = [each for each in job.victim_answered(answer, scene.clock) if isinstance(each, Announce)]
+        told = [each for each in job.step(word(answer), scene.clock) if isinstance(each, Announce)]
         assert [each.kind for each in told] == ["claim.failed"]
 
 

@@ -7,7 +7,7 @@ from swarmsched.api import JobSpec, JobState
 from swarmsched.card import card_of
 from swarmsched.ids import NodeId
 from swarmsched.negotiation.gang import Gang
-from swarmsched.negotiation.placement.relief import relief
+from swarmsched.negotiation.placement.relief import SPARED_S, relief
 from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Share
 from swarmsched.task import TaskStage, TaskStatus
@@ -28,19 +28,14 @@ def job(least=1, busy_s=(), ailing=(), nodes=()):
     for share, each_s in zip(shares, busy_s or (0.0, 0.0, 0.0), strict=True):
         worker = Worker(WorkerState.TRAINING, f"10.0.0.{share.part}:7000", 1, 1, busy_s=each_s)
         status = TaskStatus(JOB, 1, 1, share.node, TaskStage.STARTED, revision=1, part=share.part, worker=worker)
-        gang.put(replace(status, is_ailing=share.part in ailing))
+        gang.put(replace(status, is_ailing=share.part in ailing), record, 0.0)
     return record, gang
 
 
 def found(known, free, drained=(), spared=()):
-    return judged(known, free, drained, spared)[0]
-
-
-def judged(known, free, drained=(), spared=()):
-    """The wish, and whether it is for speed."""
     record, gang = known
     room = Room([make_node(name, gpus) for name, gpus in free.items()])
-    return relief(record, gang, JobView(card_of(record)), room, drained, spared) or (None, False)
+    return relief(record, gang, JobView(card_of(record)), room, drained, spared)
 
 
 def places(each):
@@ -85,9 +80,9 @@ def test_a_slow_worker_is_better_than_none_and_its_own_machine_no_better_place()
 
 def test_whoever_came_for_a_slow_worker_is_not_called_slow_itself_but_others_are():
     slow = job(busy_s=(3.0, 1.0, 1.0))
-    assert judged(slow, {C: 1})[1]
+    assert found(slow, {C: 1}).spared_s == SPARED_S
     assert found(slow, {C: 1}, spared=(2, 3)).leave == (1,)
     assert found(slow, {C: 1}, spared=(1,)) is None
     assert found(slow, {C: 1}, spared=(1, 2, 3)) is None
-    drained, is_for_speed = judged(slow, {C: 2}, {A}, spared=(1, 2))
-    assert (drained.leave, is_for_speed) == ((1, 2), False)
+    drained = found(slow, {C: 2}, {A}, spared=(1, 2))
+    assert (drained.leave, drained.spared_s) == ((1, 2), 0.0)
