@@ -19,6 +19,7 @@ from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.negotiation.placement.asked import waits_for
 from swarmsched.negotiation.placement.placement import Placement
+from swarmsched.negotiation.shepherd import TrailStep
 from swarmsched.node.config import NodeConfig
 from swarmsched.node.resources import Resources
 from swarmsched.policies.explain import WhyReport, explain, size_reason, speed_question
@@ -160,6 +161,11 @@ class Snapshot:
         notes |= {each.node_id: f"{each.status.value}, {each.since_s:.0f} s ago" for each in away}
         setting, told = self._placement.policy.setting, self._placement.plans.told
         return explain(record, self.cluster_view(now_s), setting, now_s, node_notes=notes, told=told)
+
+    def trail(self, job_id: JobId) -> Sequence[TrailStep]:
+        """What the shepherd of a job was told last, and which changes it wished; nothing of a job that another has."""
+        job = self._placement.shepherds.jobs.get(job_id)
+        return job.trail if job is not None else ()
 
     def speed_question(self, job_id: JobId) -> SpeedQuestion | None:
         """What to ask the planner for the model of a job's speed; None of one size, and where nothing was measured."""

@@ -68,6 +68,7 @@ def describe(result: StoryResult) -> dict[str, Any]:
         "retained_jobs": result.plan.retained_jobs,
         "machines": list(result.plan.machines),
         "recent": list(result.failure.recent),
+        "trails": list(result.failure.trails),
     }
 
 

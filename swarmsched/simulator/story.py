@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from swarmsched.effects import Effect
 from swarmsched.events import Event
-from swarmsched.ids import NodeId
+from swarmsched.ids import JobId, NodeId
+from swarmsched.negotiation.shepherd import told_trail
 from swarmsched.node.config import RETAINED_JOBS
 from swarmsched.simulator.ambush import draw_ambushes
 from swarmsched.simulator.breaks import find_break
@@ -127,6 +128,7 @@ class StoryFailure:
     time_s: float  # virtual
     message: str
     recent: tuple[str, ...] = ()  # the last happenings, of the objects concerned as far as that can be told
+    trails: tuple[str, ...] = ()  # what shepherds of those jobs were told last, and what they wished then
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +300,17 @@ class Story:
 
     def _failed(self, invariant: str, message: str) -> StoryFailure:
         names = [job_id for job_id in self._job_ids() if job_id in message]
-        return StoryFailure(invariant, self.swarm.loop.now_s, message, self.historian.told(names))
+        nodes = [host.node for host in self.swarm.machines if host.node is not None]
+        known = [(node, name, node.trail(name)) for node in nodes for name in names]
+        trails = [
+            line
+            for node, name, trail in known
+            if trail
+            for line in (f"{name} at {node.node_id}:", *(f"  {each}" for each in told_trail(trail)))
+        ]
+        return StoryFailure(invariant, self.swarm.loop.now_s, message, self.historian.told(names), tuple(trails))
 
-    def _job_ids(self) -> list[str]:
+    def _job_ids(self) -> list[JobId]:
         return [each.job_id for each in self.clients.submissions.values() if each.job_id is not None]
 
 

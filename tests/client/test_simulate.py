@@ -57,7 +57,18 @@ def test_a_violation_is_told_with_its_faults_and_replays_from_what_was_printed(c
     document = found(capsys, *broken)
     (violation,) = document["violations"]
     assert document["seeds"] <= 30
-    assert set(violation) >= {"seed", "commit", "break", "invariant", "time_s", "message", "faults", "work", "recent"}
+    assert set(violation) >= {
+        "seed",
+        "commit",
+        "break",
+        "invariant",
+        "time_s",
+        "message",
+        "faults",
+        "work",
+        "recent",
+        "trails",
+    }
     assert violation["break"] == document["break"] == "quorum-of-one"
     assert violation["recent"]
     plan = tmp_path / "plan.json"

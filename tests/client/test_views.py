@@ -543,6 +543,16 @@ def test_status_of_an_ended_job(swarm, agent):
         assert line in out.splitlines()
 
 
+def test_status_shows_what_the_shepherd_was_told_last_where_more_is_asked_for(swarm, agent):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = ended(3, "failed")
+    step = {"at": "2026-01-31T11:04:00Z", "told": "TaskReport", "by": "gpu2\x1b[2J", "changes": ["Ended"]}
+    agent.answers[f"GET /v1/jobs/{ended(3, 'failed')['id']}/why"] = {"trail": [step]}
+    assert "Trail" not in swarm("status", HANDLE)[1]
+    lines = swarm("status", "-v", HANDLE)[1].splitlines()
+    assert "Trail of its shepherd:" in lines[-2]
+    assert lines[-1].endswith(" TaskReport by gpu2?[2J -> Ended")
+
+
 def test_an_unknown_job_is_3_and_names_the_nearest(swarm):
     assert swarm("status", "digit") == (3, "", "swarm: cannot show digit: no such job: digit\n  did you mean digits?\n")
 

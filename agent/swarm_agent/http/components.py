@@ -113,6 +113,7 @@ def schemas() -> Schema:
         "nodes": array(record({"node": TEXT, "fits_ranks": COUNT, "obstacle": TEXT})),
         "ahead": array(record({"job_id": JOB_ID, "handle": TEXT, "name": TEXT, "user": TEXT, "reason": TEXT})),
         "ahead_count": COUNT, "position": COUNT, "job_reason": TEXT, "sentences": array(TEXT),
+        "trail": array(record({"at": TIME, "told": TEXT, "by": TEXT, "changes": array(TEXT)})),
         "progress": JOB["progress"], "model": JOB["model"], "outlook": JOB["outlook"], **AGE,
     }  # fmt: skip
     survival = {

@@ -15,6 +15,7 @@ from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeStatus
 from swarmsched.holders import Configuration
 from swarmsched.ids import JobId, NodeId, TaskKey
+from swarmsched.negotiation.shepherd import TrailStep
 from swarmsched.policies.explain import WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.task import TaskStatus
@@ -114,6 +115,10 @@ class AgentFacts:
         report = self._agent.node.why(job_id, self._agent.now_s())
         assert report is not None, "asked for a job that is here"
         return report
+
+    def trail(self, job_id: JobId) -> Sequence[TrailStep]:
+        """What the shepherd of a job that this agent acts for was told last; nothing of any other job."""
+        return self._agent.node.trail(job_id)
 
     def speed_question(self, job_id: JobId) -> SpeedQuestion | None:
         """What the planner is to tell of a job that takes several sizes and has reported; None of others."""

@@ -132,6 +132,10 @@ def why_document(record: JobRecord, facts: AgentFacts) -> Document:
         "position": report.position,
         "job_reason": report.job_reason,
         "sentences": list(report.sentences()),
+        "trail": [
+            {"at": rfc3339(each.utc_s), "told": each.told, "by": each.by, "changes": list(each.changes)}
+            for each in facts.trail(record.job_id)
+        ],
         **aged(time.time(), max((each.age_s for each in nodes), default=0.0)),
     }
 

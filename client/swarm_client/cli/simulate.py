@@ -306,4 +306,6 @@ def _print_violation(session: Session, violation: Mapping[str, Any], replay: str
     line("  last events:")
     for text in violation["recent"][-RECENT_SHOWN:]:
         line(f"    {text[:LINE_WIDTH]}")
+    for text in violation["trails"]:
+        line(f"  {text[:LINE_WIDTH]}")
     line()

@@ -46,7 +46,22 @@ def execute(session: Session, arguments: Arguments) -> int:
         for line in model_lines(job["model"], job.get("gpus_per_rank") or 0, session.printer):
             session.printer.line(line)
     _print_events(session, job)
+    if session.is_verbose:
+        _print_trail(session, job)
     return OK
+
+
+def _print_trail(session: Session, job: Mapping[str, Any]) -> None:
+    """Print what its shepherd was told last, and which changes of the job's record followed."""
+    query = session.query_for(str(job["id"]))
+    report = session.agents.call("cannot read its trail", "GET", job_path(str(job["id"]), "/why"), query=query)
+    trail = report.get("trail") or []  # an agent of an older version does not tell
+    if trail:
+        session.printer.line(session.printer.paint("Trail of its shepherd:", "bold"))
+    for each in trail:
+        by = f" by {each['by']}" if each["by"] else ""
+        changes = f" -> {', '.join(each['changes'])}" if each["changes"] else ""
+        session.printer.line(plain(f"  {show_time(each['at'])} {each['told']}{by}{changes}"))
 
 
 def _left(session: Session, job_id: str) -> Iterator[tuple[str, str]]:

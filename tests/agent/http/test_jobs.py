@@ -205,6 +205,8 @@ async def test_why_is_answered_by_the_shepherd(n1, n2):
     n1.agent.put(a_record(ALPHA, "n1"))
     document = await n2.get(f"/v1/jobs/{ALPHA}/why")
     assert (document["summary"], document["nodes"][0]["node"]) == ("needs 4 GPUs, 1 free", "n1")
+    step = {"at": "2023-11-14T22:13:20.000Z", "told": "OwnerAnswer", "by": "n2", "changes": ["Placed"]}
+    assert document["trail"] == [step]
 
 
 async def test_why_says_first_that_too_few_holders_are_left_to_decide(n1, swarm):

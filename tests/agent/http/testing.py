@@ -53,6 +53,7 @@ from swarmsched.gossip.record import GpuGroup, NodeFlag, NodeRecord, NodeStatus
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.models.table import tabulate
+from swarmsched.negotiation.shepherd import TrailStep
 from swarmsched.policies.explain import JobAhead, NodeVerdict, WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth, Share
@@ -238,6 +239,10 @@ class AgentWithoutCore(AgentFacts):
     def setting(self) -> tuple[PolicySetting, int]:
         """As stored last."""
         return self.policy
+
+    def trail(self, job_id: JobId) -> Sequence[TrailStep]:
+        """One step of the job's shepherd, where this agent acts for it."""
+        return (TrailStep(1_700_000_000.0, "OwnerAnswer", "n2", ("Placed",)),)
 
     def why(self, job_id: JobId) -> WhyReport:
         """A short explanation."""

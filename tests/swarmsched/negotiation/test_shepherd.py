@@ -10,6 +10,7 @@ from swarmsched.authority.message import SilenceAnswer, SilenceRequest
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import JobAccepted
 from swarmsched.effects import ReplyToClient
+from swarmsched.errors import InvalidTransition
 from swarmsched.events import PeerMessageReceived, PeerSendFailed, TimerFired
 from swarmsched.ids import NodeId
 from swarmsched.jobs.update import UpdateDecided, UpdateRefused, UpdateUncertain
@@ -30,11 +31,12 @@ from swarmsched.ledger.message import (
 )
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.blame import STARTS_MOST
+from swarmsched.negotiation.changes import Placed
 from swarmsched.negotiation.due import PHASES
 from swarmsched.negotiation.heard import WAITING_MAX
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.settlement import ASK_AGAIN_S, GIVE_UP_S
-from swarmsched.negotiation.shepherd import JobShepherd
+from swarmsched.negotiation.shepherd import TRAIL_LENGTH, JobShepherd
 from swarmsched.negotiation.told import (
     AnswerWished,
     MakeRoom,
@@ -47,6 +49,7 @@ from swarmsched.negotiation.told import (
 from swarmsched.record import own_exit_code, shell_exit_code
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskStage
+from swarmsched.view import Allocation
 from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, job_id, word
 from tests.swarmsched.negotiation.scene import ME, SHARES, A, B, Scene
 
@@ -883,3 +886,26 @@ def test_a_job_that_is_cancelled_in_the_queue_has_no_code_of_an_earlier_attempt(
     scene.report(B, TaskStage.EXITED, 5)
     scene.do(scene.shepherd.step(StopAsked(1, None, ""), scene.clock))
     assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.CANCELLED, 143)
+
+
+def test_a_shepherd_remembers_what_it_was_told_and_which_changes_it_wished_then(scene):
+    scene.run()
+    told = [(each.told, each.changes) for each in scene.shepherd.trail]
+    assert told[0] == ("FirstWritten", ())
+    assert [changes for _, changes in told if changes] == [("Placed",), ("Started",)]
+    for _ in range(100):
+        scene.do(scene.shepherd.step(TimerFired(), scene.clock))
+    assert len(scene.shepherd.trail) == len(told), "of what comes all the time nothing is kept"
+    for _ in range(100):
+        scene.do(scene.shepherd.step(NodeReturned(B), scene.clock))
+    assert [each.by for each in scene.shepherd.trail] == [B] * TRAIL_LENGTH
+
+
+def test_a_change_that_no_life_cycle_has_is_told_with_what_led_to_it(scene):
+    scene.run()
+    scene.shepherd.writer.wish(Placed(9, Allocation(SHARES), ("", 0)))
+    with pytest.raises(InvalidTransition, match="no transition from running on placed") as caught:
+        scene.shepherd.step(NodeReturned(B), scene.clock)
+    (note,) = caught.value.__notes__
+    assert note.splitlines()[-1].endswith(" NodeReturned by b -> Placed")
+    assert " TaskReport by somebody -> Started" in note
