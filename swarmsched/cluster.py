@@ -66,6 +66,14 @@ class Cluster:
         self.own_resources = NodeResources((), 0, 0)
         self.is_disk_stalled = False  # of this node
 
+    def note_own(self, resources: NodeResources) -> None:
+        """Telemetry has read what this node has."""
+        self.own_resources = resources
+
+    def note_disk(self, *, is_stalled: bool) -> None:
+        """This node's disk takes writes, or none."""
+        self.is_disk_stalled = is_stalled
+
     @property
     def jobs(self) -> Mapping[JobId, JobView]:
         """Live jobs by their gossiped cards, wherever they are shepherded."""

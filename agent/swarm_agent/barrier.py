@@ -57,8 +57,12 @@ class Barrier:
         self._watchdog: asyncio.TimerHandle | None = None
         self.complaint = ""  # why the disk refuses, empty while it does not
         self.commit_elapsed_s = 0.0  # of the last commit
-        self.observe_commit: Callable[[float], None] = lambda elapsed_s: None
+        self._observe_commit: Callable[[float], None] = lambda elapsed_s: None
         self._began_s = math.inf  # of the commit under way
+
+    def tell_commits(self, observe: Callable[[float], None]) -> None:
+        """`observe` hears from now on how long each commit takes."""
+        self._observe_commit = observe
 
     @property
     def backlog(self) -> int:
@@ -127,7 +131,7 @@ class Barrier:
             return
         self._complain("")
         self.commit_elapsed_s, self._began_s = done.result(), math.inf
-        self.observe_commit(self.commit_elapsed_s)
+        self._observe_commit(self.commit_elapsed_s)
         group, self._group = self._group, []
         self._is_committing = False
         for effect in group:

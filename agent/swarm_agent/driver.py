@@ -75,7 +75,11 @@ class Driver:
         self._stepped_count = 0
         self.lag_s_max = 0.0
         self._lag_s, self._lag_told_s = 0.0, clock()
-        self.observe_lag: Callable[[float], None] = lambda lag_s: None  # hears once a second of the longest one in it
+        self._observe_lag: Callable[[float], None] = lambda lag_s: None  # hears once a second of the longest one in it
+
+    def tell_lag(self, observe: Callable[[float], None]) -> None:
+        """`observe` hears once a second of the longest lag of the loop in it."""
+        self._observe_lag = observe
 
     @property
     def is_overloaded(self) -> bool:
@@ -153,7 +157,7 @@ class Driver:
         self._lag_s = max(self._lag_s, lag_s, waited_s)
         self.lag_s_max = max(self.lag_s_max, self._lag_s)
         if now_s >= self._lag_told_s + LAG_PERIOD_S:
-            self.observe_lag(self._lag_s)
+            self._observe_lag(self._lag_s)
             self._lag_s, self._lag_told_s = 0.0, now_s
         if lag_s > LAG_REPORTED_S:
             self._step(LoopLagged(lag_s))

@@ -106,7 +106,11 @@ class Planner:
         self._worker: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        self.observe_plan: Callable[[str, str, float], None] = lambda policy, result, elapsed_s: None
+        self._observe_plan: Callable[[str, str, float], None] = lambda policy, result, elapsed_s: None
+
+    def tell_plans(self, observe: Callable[[str, str, float], None]) -> None:
+        """`observe` hears of each plan: its policy, its result, and how long it took."""
+        self._observe_plan = observe
 
     def submit(self, request: ComputePlan) -> None:
         """Plan, and post `PlanComputed` or `PlanFailed`; a request still waiting is answered as superseded."""
@@ -178,13 +182,13 @@ class Planner:
         plan, _, _, problem = await self._ask(((request.setting, request.view, now()), None, False))
         name = request.setting.name
         if plan is None:
-            self.observe_plan(name, "failed", 0.0)
+            self._observe_plan(name, "failed", 0.0)
             return self._failed(request, problem)
         if plan.fault:
             log.warning("backfill planned in the place of %s: %s", name, plan.fault)
         if plan.oddity:
             log.warning("some jobs are planned as if nothing were known of them: %s", plan.oddity)
-        self.observe_plan(name, "fell_back" if plan.fault else "planned", plan.elapsed_s)
+        self._observe_plan(name, "fell_back" if plan.fault else "planned", plan.elapsed_s)
         return PlanComputed(plan)
 
     def _is_look_due(self) -> bool:

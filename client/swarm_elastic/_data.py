@@ -141,6 +141,10 @@ class Batches:
         self._last: Any = None
         self._is_taken = self._is_told = False  # all batches of this step by the script; by the others
 
+    def has_passed(self, epochs: int) -> None:
+        """The job has so many epochs behind it, with all that the script does after them."""
+        self.passed = epochs
+
     # The script.
 
     def __iter__(self) -> Iterator[Any]:

@@ -90,12 +90,13 @@ class BackwardElastic(Elastic):
     def no_sync(self) -> Iterator[None]:
         """See `DistributedDataParallel`."""
         self.settle()
-        is_last, self._is_last = self._is_last, False
+        is_last = self._is_last
+        self._set_last(is_last=False)
         self._begin_pass(is_last=False)
         try:
             yield
         finally:
-            self._is_last = is_last
+            self._set_last(is_last=is_last)
             self._begin_pass(is_last=is_last)
 
     def _optimize(self) -> None:
@@ -116,10 +117,10 @@ class BackwardElastic(Elastic):
     def _sum_once(self) -> None:
         if self._is_summed:
             raise RuntimeError("backward came twice in one step; use no_sync() for all passes but the last")
-        self._loss_sum = float("nan")  # which this object is not told
+        self._add_loss(float("nan"))  # this object is not told it
         self._reduce(self._said())
         if self._problem:
-            self._kept = self._state.keep()
+            self._keep()
             for parameter in self._parameters:  # for those who look at them before they update; nothing comes of it
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
 

@@ -39,7 +39,6 @@ PARTED = (
     "begin epochs with `for epoch in training.epochs(n)`"
 )
 PER = ("step", "epoch")
-STEP_WEIGHT = 0.2  # of the newest step in the usual length of one
 TIMEOUT_S = 1_800.0  # that of torch's own process groups but for NCCL, which has 600
 TIMEOUT_LEAST_S = 60.0  # longer than until those that wait say so
 
@@ -104,7 +103,7 @@ class Elastic:
         self._problem = ""  # why it was lost
         self._candidate: CandidatePlan | None = None  # which plan this rank could switch to when it began, or will
         self._is_between = False  # whether a step is counted, and the next one not begun
-        self._kept: Kept | None = None  # when a sum was lost: what the script changes until the next batch is undone
+        self._kept: Kept | None = None  # when a sum was lost
         self._saved: tuple[str, int] | None = None  # the last checkpoint and a digest of it, until the next step begins
         self._is_compared, self._is_first_round = False, True  # whether replicas are in this step
         self._is_measured = False  # whether this step's gradients are, for the noise scale
@@ -213,7 +212,7 @@ class Elastic:
         options = {"first_epoch": self._course.begin_call(whole("epochs", epochs, 0)), **own, **options}
         data = Batches(dataset, global_batch=self.global_batch, epochs=epochs, **options)
         state = self._data.state() if self._data else self._data_state
-        data.passed = self._course.passed
+        data.has_passed(self._course.passed)
         if state:
             data.load(state)
         if not data.is_past:
@@ -265,9 +264,21 @@ class Elastic:
         if self._passes and samples:
             self._gradients.rescale(self._passes[-1] / samples)
         self._passes.append(samples)
-        self._is_last = is_last
+        self._set_last(is_last=is_last)
         self._is_measured = is_last and self.rounds % EVERY_STEPS == 0
         self._begin_pass(is_last=is_last)
+
+    def _set_last(self, *, is_last: bool) -> None:
+        """Whether the last pass of this step has begun."""
+        self._is_last = is_last
+
+    def _add_loss(self, loss_sum: float) -> None:
+        """Over the samples of a pass; NaN where nobody has told it."""
+        self._loss_sum += loss_sum
+
+    def _keep(self) -> None:
+        """A sum was lost: what the script changes until the next batch is undone."""
+        self._kept = self._state.keep()
 
     def _begin_pass(self, *, is_last: bool) -> None:
         scale = self._passes[-1] / self.global_batch
@@ -284,7 +295,7 @@ class Elastic:
             if self._problem and self._data is None:
                 self.settle()
             elif self._problem:
-                self._kept = self._state.keep()
+                self._keep()
             return False
         self._optimize()
         self.count_step()
@@ -301,7 +312,7 @@ class Elastic:
         """After the last pass of a step; true where an update is to follow."""
         if self._passes[-1]:
             value = float("nan") if loss is None else loss.detach() if isinstance(loss, torch.Tensor) else loss
-            self._loss_sum += number("loss", value) * self._passes[-1]
+            self._add_loss(number("loss", value) * self._passes[-1])
         if not self._is_last:
             return False
         if self._passes[-1] and self._gradients.is_empty:
@@ -433,11 +444,12 @@ class Elastic:
         """
         words = [{each.rates for each in table} - {0}, {each.state for each in table} - {0}]
         if len(words[0]) < 2 and len(words[1]) < 2:
-            self._replica.is_proven = self._replica.is_proven or bool(words[1])
+            if words[1]:
+                self._replica.prove(is_equal=True)
             return ""
         found = self._replica.compare(self._seat.group.gather, self._seat.workers)
         if found is None or not found.culprits:
-            self._replica.is_proven = True
+            self._replica.prove(is_equal=True)
             if found and self.is_first and not self._is_rounded:
                 self._is_rounded = True
                 warn(f"{found.problem} between ranks, as on other hardware or with other numbers of threads")
@@ -516,7 +528,7 @@ class Elastic:
         now_s = time.monotonic()
         if self._began_s:
             took_s = now_s - self._began_s
-            self._seat.step_s += (STEP_WEIGHT if self._seat.step_s else 1.0) * (took_s - self._seat.step_s)
+            self._seat.took(took_s)
         self._began_s = now_s
         self._is_compared = self._is_first_round or self.rounds % COMPARED_STEPS == 0
         group = self._seat.group
@@ -608,7 +620,7 @@ class Elastic:
         _reports.follow_batch(self.global_batch)
         if not self._seat.is_trained:
             self._given = Arrival(self._state) if state.get("goes_on", self.rounds > 0) else None
-            self._replica.is_proven = self._given is None
+            self._replica.prove(is_equal=self._given is None)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.rounds, self._finished = state["rounds"], state["finished"]

@@ -51,6 +51,10 @@ class Twin:
         self._moving: set[str] = set()  # buffers that passes have changed: each rank's own
         self.is_proven = True  # unless it was given the state of others, and not found equal to them since
 
+    def prove(self, *, is_equal: bool) -> None:
+        """It was found equal to others, or was given their state and not compared yet."""
+        self.is_proven = is_equal
+
     def begin(self, *, is_checked: bool) -> None:
         """Before the passes of a step."""
         self._before = hashes([value for _, value in self._buffers()]) if is_checked else []

@@ -24,6 +24,8 @@ from swarm_elastic._plan import GangPlan
 from swarm_elastic._stall import StallWatch
 from swarm_elastic._switch import SwitchRefused, SwitchVerdict, SwitchVote
 
+STEP_WEIGHT = 0.2  # of the newest step in the usual length of one
+
 
 class Left(SystemExit):
     """A newer plan goes on without this worker.  Ends the script with code 0 unless it is caught."""
@@ -75,6 +77,10 @@ class Seat:
         self._stands_since_s = 0.0  # when the last step of the former membership ended, or was lost; 0: it trains
         self._own_time = OwnTime()
         self._stalls = StallWatch(self._tell_stall, timeout_s)
+
+    def took(self, step_s: float) -> None:
+        """A step has taken that long: the newest weigh most."""
+        self.step_s += (STEP_WEIGHT if self.step_s else 1.0) * (step_s - self.step_s)
 
     @property
     def workers(self) -> tuple[str, ...]:

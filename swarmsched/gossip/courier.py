@@ -37,14 +37,19 @@ Route = Address | NodeId
 
 
 class Courier:
-    """Sends for one state plane.  `was_capped` is set when the cap held something back, until it is read."""
+    """Sends for one state plane."""
 
     def __init__(self, packet_bytes: int, counters: Counter[str]) -> None:
         self._packet_bytes = packet_bytes
         self._counters = counters
         self._packets = TokenBucket(byte_cap(1), burst_s=1.0)
         self._streams = TokenBucket(byte_cap(1), burst_s=STREAM_BURST_S)
-        self.was_capped = False
+        self._was_capped = False
+
+    def take_capped(self) -> bool:
+        """Whether the cap has held something back since this was last asked."""
+        was_capped, self._was_capped = self._was_capped, False
+        return was_capped
 
     def set_members(self, count: int, now_s: float) -> None:
         """The cap follows the size of the swarm."""
@@ -155,7 +160,7 @@ class Courier:
         return [SendDatagram(address, payload)]
 
     def _capped(self) -> list[Effect]:
-        self.was_capped = True
+        self._was_capped = True
         self._counters["sends_capped"] += 1
         return []
 

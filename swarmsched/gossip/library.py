@@ -99,6 +99,19 @@ class Library:
         self.opening_count = 0  # node records with more to give than the one before, and jobs that wait no longer
         self.counters: Counter[str] = Counter()
 
+    def take_job_news(self) -> Sequence[JobId]:
+        """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
+        news, self.job_news = tuple(self.job_news), {}
+        return news
+
+    def refuse_above(self, generation: int) -> None:
+        """Records of a higher generation are of a life that cannot have begun yet."""
+        self.generation_limit = generation
+
+    def begin_round(self) -> None:
+        """Another round of gossip begins."""
+        self.round_number += 1
+
     def take_in(self, parcel: Parcel, now_s: float) -> NodeRecord | JobCard | Location | SwarmSetting | None:
         """Adopt one parcel; the value if it was news."""
         try:

@@ -266,8 +266,7 @@ class StatePlane:
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
-        news, self._library.job_news = self._library.job_news, {}
-        return tuple(news)
+        return self._library.take_job_news()
 
     @property
     def locations(self) -> Mapping[JobId, Location]:
@@ -312,7 +311,7 @@ class StatePlane:
             self._save_at_s = now_s + SAVE_DELAY_S
         if self._library.kinds.has_changes and self._save_kinds_at_s == math.inf:
             self._save_kinds_at_s = now_s + KINDS_SAVE_DELAY_S
-        self._library.generation_limit = max(self._generation + uptime_s, self._highest_generation) + DAY_S
+        self._library.refuse_above(max(self._generation + uptime_s, self._highest_generation) + DAY_S)
 
     @property
     def _peers(self) -> tuple[MemberRef, ...]:
@@ -362,10 +361,9 @@ class StatePlane:
     def _run_round(self, now_s: float) -> list[Effect]:
         """One digest to one random peer; jitter keeps swarms that started together from marching in step."""
         self._round_at_s = now_s + self._config.round_s * self._rng.uniform(0.9, 1.1)
-        self._library.round_number += 1
+        self._library.begin_round()
         self._repeats = REPEATS_PER_ROUND
-        self._publisher.adapt(self._members, is_capped=self._courier.was_capped)
-        self._courier.was_capped = False
+        self._publisher.adapt(self._members, is_capped=self._courier.take_capped())
         peer = self._rng.choice(self._peers)
         return self._send_digest(peer.address, peer.node_id, now_s)
 

@@ -245,7 +245,7 @@ class Proposer:
     def _on_prepare_answer(self, round_: Round, holder: Holder, answer: PrepareAnswer, now_s: float) -> Output:
         if not answer.is_promised:
             if round_.takes_over and answer.promised <= answer.ballot and answer.accepted is not None:
-                round_.leaseholder = answer.accepted.shepherd
+                round_.has_leaseholder(answer.accepted.shepherd)
             return self._on_refusal(round_, holder, now_s)
         round_.promises[holder] = answer
         return self._settle_prepare(round_, now_s)

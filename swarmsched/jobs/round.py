@@ -111,6 +111,10 @@ class Round:
             [member for member, promise in self.promises.items() if promise.accepted_ballot == ballot], quorum
         )
 
+    def has_leaseholder(self, shepherd: NodeId) -> None:
+        """A holder that refuses has let that node act for the job for a while yet."""
+        self.leaseholder = shepherd
+
     def forget_answers(self) -> None:
         """Another ballot or another phase begins."""
         self.promises, self.acceptances, self.refusals, self.leaseholder = {}, {}, {}, None

@@ -36,6 +36,10 @@ class HoldDesk:
         self._ports: dict[TaskKey, tuple[str, int]] = {}
         self.is_in_conflict = False  # two machines answer under our name: nothing new is begun here
 
+    def note_conflict(self, *, is_there: bool) -> None:
+        """Two machines answer under our name, or do no more."""
+        self.is_in_conflict = is_there
+
     @property
     def next_deadline_s(self) -> float:
         """When one that waits for others to give way has waited long enough."""

@@ -173,9 +173,9 @@ class Owner:
         """True while two machines answer under our name: nothing new is begun here."""
         return self._desk.is_in_conflict
 
-    @is_in_conflict.setter
-    def is_in_conflict(self, is_in_conflict: bool) -> None:
-        self._desk.is_in_conflict = is_in_conflict
+    def note_conflict(self, *, is_there: bool) -> None:
+        """Two machines answer under our name, or do no more."""
+        self._desk.note_conflict(is_there=is_there)
 
     def step(self, event: TaskEvent | TimerFired, now_s: float) -> list[Effect]:
         """Task facts from the runner, or time."""
@@ -224,7 +224,7 @@ class Owner:
 
     def disk_filled(self, shortage: str, now_s: float) -> list[Effect]:
         """Nothing new is begun while its disk is nearly full."""
-        self._trouble.shortage = shortage
+        self._trouble.ran_short(shortage)
         return self._heed_trouble(now_s)
 
     def looked_at_gpus(self, now_s: float) -> list[Effect]:

@@ -30,6 +30,10 @@ class Trouble:
         self.shortage = ""  # of its disk, in words for people
         self._faults: dict[TaskFailure, _Fault] = {}
 
+    def ran_short(self, shortage: str) -> None:
+        """Its disk is nearly full, in words for people, or has room again: empty."""
+        self.shortage = shortage
+
     def failed(self, kind: TaskFailure, detail: str, now_s: float) -> None:
         """A start came to nothing here.  Those that fail during a wait had begun before it: they count as one."""
         fault = self._faults.get(kind)

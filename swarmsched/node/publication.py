@@ -107,11 +107,11 @@ class Publication:
 
     def _resources_read(self, event: ResourcesRead, clock: Clock) -> Iterable[NodeEffect]:
         self._telemetry = event
-        self._cluster.own_resources = event.resources
+        self._cluster.note_own(event.resources)
         return [NodeChanged()]
 
     def _disk_changed(self, event: DiskChanged, clock: Clock) -> Iterable[NodeEffect]:
-        self._cluster.is_disk_stalled = not event.is_writing
+        self._cluster.note_disk(is_stalled=not event.is_writing)
         return [NodeChanged()]
 
     def _member_changed(self, change: MemberChanged, clock: Clock) -> None:

@@ -142,7 +142,7 @@ class Resources:
 
     def _member_changed(self, change: MemberChanged, clock: Clock) -> None:
         if change.member.node_id == self._config.node_id:
-            self.owner.is_in_conflict = change.member.status is MemberStatus.CONFLICT
+            self.owner.note_conflict(is_there=change.member.status is MemberStatus.CONFLICT)
 
     def validate(self) -> None:
         """Bookings, tasks and wishes."""

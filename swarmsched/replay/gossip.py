@@ -120,7 +120,7 @@ class GossipReplay:
         self._names = dict(zip(self._swarm.hosts, cluster.gpus, strict=True))
         self._hosts = dict(zip(cluster.gpus, self._swarm.hosts.values(), strict=True))
         for name, model in cluster.models.items():
-            self._hosts[name].resources = _with_model(self._hosts[name], model)
+            self._hosts[name].has(_with_model(self._hosts[name], model))
         for host in self._swarm.hosts.values():
             host.make_plan = self._planned
         self._gangs: dict[JobId, ReplayGang] = {}
@@ -225,7 +225,7 @@ class GossipReplay:
         if submission.ticket is None:  # nobody was there to give one: it is asked for all the time
             self._loop.post_later(PATIENCE_S, self._insist, number, submission)
             return
-        submission.refusal = submission.refusal or Refused("unavailable", "too few holders answered")
+        submission.refuse(submission.refusal or Refused("unavailable", "too few holders answered"))
         self._ask_to_accept(number, submission.spec)
 
     def _churn(self, at_s: float) -> None:
@@ -272,8 +272,7 @@ class GossipReplay:
         gang.turn += 1
         if job.shares and not gang.is_whole:
             if gang.is_lost:
-                self.observer.restarts += 1
-                self.observer.lost_gpu_s += job.lose_hosts(self._now_s)
+                self.observer.lost_hosts(job.lose_hosts(self._now_s))
             else:
                 job.leave(self._now_s)
         elif gang.is_whole:
@@ -289,9 +288,11 @@ class GossipReplay:
         pause_s = 0.0 if gang.has_trained else costs_s
         job.physics = job.physics.on(self._cluster.classes(shares))
         is_move = bool(gang.last_shares) and set(gang.last_shares) != set(shares)
-        job.migrations += is_move and sum(share.ranks for share in shares) == sum(s.ranks for s in gang.last_shares)
+        if is_move and sum(share.ranks for share in shares) == sum(s.ranks for s in gang.last_shares):
+            job.note_migration()
         job.allocate(shares, first.global_batch, self._now_s, pause_s)
-        self.observer.guessed_shapes += job.is_guessed
+        if job.is_guessed:
+            self.observer.guessed()
         gang.has_trained, gang.last_shares = True, shares
         self._await_end(gang)
         self._loop.post_later(job.pause_s, self._report, gang, gang.turn)

@@ -181,6 +181,10 @@ class ReplayJob:
             self.rescales += 1
             self.migrations += bool(before) and sum([share.ranks for share in before]) == self.ranks
 
+    def note_migration(self) -> None:
+        """It goes on with its size on other hosts."""
+        self.migrations += 1
+
     def leave(self, now_s: float) -> None:
         """The ranks were stopped in order: the job waits, and has lost nothing."""
         self._save()

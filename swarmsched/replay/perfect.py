@@ -214,7 +214,7 @@ class PerfectReplay:
             pause_s = self._pacing.pause_s if job.costs_s is None else job.costs_s
             job.allocate(shares, decision.target.global_batch, self._now_s, pause_s)
             if shares and set(shares) != set(before) and job.is_guessed:
-                self.observer.guessed_shapes += 1
+                self.observer.guessed()
         interfere(self._live, self._pacing.interference)
 
     def _granted(self, job: ReplayJob, decision: Decision, held: Sequence[tuple[Share, ...]]) -> tuple[Share, ...]:

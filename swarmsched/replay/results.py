@@ -94,8 +94,17 @@ class RunLog:
     def nodes_failed(self, nodes: int, lost_gpu_s: Sequence[float]) -> None:
         """So many nodes went down, and each job on them lost its hosts, and so much training."""
         self.node_failures += nodes
-        self.restarts += len(lost_gpu_s)
-        self.lost_gpu_s += sum(lost_gpu_s)
+        for each_s in lost_gpu_s:
+            self.lost_hosts(each_s)
+
+    def lost_hosts(self, lost_gpu_s: float) -> None:
+        """A job lost its hosts, and so much training."""
+        self.restarts += 1
+        self.lost_gpu_s += lost_gpu_s
+
+    def guessed(self) -> None:
+        """A job got a shape that its tables do not have."""
+        self.guessed_shapes += 1
 
     def ended(self, job: ReplayJob) -> None:
         """A job is done."""

@@ -56,6 +56,10 @@ class UserJob:
     cancelled: bool = False
     ranks_asked: int = 0  # the most that people wanted it to have at least, later
 
+    def refuse(self, refusal: Refused) -> None:
+        """Its user is told that the swarm does not take it."""
+        self.refusal = refusal
+
     @property
     def job_id(self) -> JobId | None:
         """Known once there is a ticket."""
@@ -187,7 +191,7 @@ class Users:
             if isinstance(reply, JobAccepted):
                 self._accepted(submission)
             elif isinstance(reply, Refused) and reply.code not in TRY_AGAIN and not submission.is_settled:
-                submission.refusal = reply
+                submission.refuse(reply)
 
         self._ask(self._swarm.hosts[holder.node], SubmitJob(ticket.job_id, ticket.holders, submission.spec), heard)
 

@@ -151,6 +151,14 @@ class Host:
         self._deadline_s = math.inf  # of the node, on this machine's clock
         self._last_request_id = -1  # of the ranks' own commands; negative, so that no client's is met
 
+    def has(self, resources: NodeResources) -> None:
+        """Telemetry reads other devices from now on."""
+        self.resources = resources
+
+    def slow_planner(self, plan_s: float, *, fails: bool) -> None:
+        """Its planner answers after so long, or that there is no plan."""
+        self.plan_s, self.planner_fails = plan_s, fails
+
     @property
     def is_up(self) -> bool:
         """True while the agent's process exists, paused or not."""

@@ -40,7 +40,7 @@ class Injector:
         """Mend everything that can be mended: what remains to be scheduled does nothing, lost machines stay lost."""
         self.is_over = True
         swarm = self._swarm
-        swarm.network.faults = self._calm
+        swarm.network.set_faults(self._calm)
         swarm.network.heal()
         swarm.heal_sends()
         for node in list(self._namesakes):
@@ -85,7 +85,7 @@ class Injector:
         faults = self._calm
         for fault in self._weather:
             faults = _worsened(faults, fault)
-        self._swarm.network.faults = faults
+        self._swarm.network.set_faults(faults)
 
     def clog(self, fault: Fault) -> None:
         """One direction of one link."""
@@ -192,11 +192,11 @@ class Injector:
     def slow_planner(self, fault: Fault) -> None:
         """A planner's answers come late, or say that there is none."""
         host = self._host(fault)
-        host.plan_s, host.planner_fails = fault.parameters["plan_s"], fault.parameters["fails"]
+        host.slow_planner(fault.parameters["plan_s"], fails=fault.parameters["fails"])
         self._later(fault, self._mend_planner, host)
 
     def _mend_planner(self, host: Host) -> None:
-        host.plan_s, host.planner_fails = PLAN_S, False
+        host.slow_planner(PLAN_S, fails=False)
 
     def trouble_gpu(self, fault: Fault) -> None:
         """Of the machine's first GPU, if it has any."""
@@ -206,11 +206,11 @@ class Injector:
         first = (
             () if health == "lost" else tuple(structs.replace(gpu, health=GpuHealth(health)) for gpu in whole.gpus[:1])
         )
-        host.resources = structs.replace(whole, gpus=(*first, *whole.gpus[1:]))
+        host.has(structs.replace(whole, gpus=(*first, *whole.gpus[1:])))
         self._later(fault, self._mend_gpu, host)
 
     def _mend_gpu(self, host: Host) -> None:
-        host.resources = self._whole.get(host.node_id, host.resources)
+        host.has(self._whole.get(host.node_id, host.resources))
 
     def share_name(self, fault: Fault) -> None:
         """Somebody installs a machine under a name that is taken."""
@@ -294,18 +294,18 @@ class Injector:
     def fail_starts(self, fault: Fault) -> None:
         """Whatever is to start there fails so."""
         host = self._host(fault)
-        host.tasks.ailment = TaskFailure(fault.parameters["how"])
+        host.tasks.fail_starts(TaskFailure(fault.parameters["how"]))
         self._later(fault, self._mend_starts, host)
 
     def shorten_disk(self, fault: Fault) -> None:
         """The machine's agent says that the disk is short, and what was under way fails."""
         host = self._host(fault)
-        host.tasks.ailment = TaskFailure.UNREACHABLE
+        host.tasks.fail_starts(TaskFailure.UNREACHABLE)
         host.tell_shortage("disk nearly full")
         self._later(fault, self._mend_starts, host)
 
     def _mend_starts(self, host: Host) -> None:
-        host.tasks.ailment = TaskFailure.NONE
+        host.tasks.fail_starts(TaskFailure.NONE)
         host.tell_shortage("")
 
     def drift(self, fault: Fault) -> None:

@@ -63,6 +63,10 @@ class Network:
         self._clogged_until_s: dict[Link, float] = {}
         self._last_arrival_s: dict[Link, float] = {}  # absolute; only without reordering
 
+    def set_faults(self, faults: NetworkFaults) -> None:
+        """The weather is another one from now on."""
+        self.faults = faults
+
     def cut(self, source: NodeId, destination: NodeId) -> None:
         """Nothing gets from source to destination any more; the other way is not touched."""
         self._cut[source, destination] = self._cut.get((source, destination), 0) + 1

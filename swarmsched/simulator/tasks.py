@@ -264,6 +264,10 @@ class TaskModel:
         self.start_count = 0  # tasks ever started here
         self.ailment = TaskFailure.NONE  # by which all starts fail here now
 
+    def fail_starts(self, how: TaskFailure) -> None:
+        """Whatever is to start here fails so from now on; NONE: nothing does."""
+        self.ailment = how
+
     @property
     def running(self) -> tuple[RunningTask, ...]:
         """Tasks with processes."""

@@ -320,8 +320,8 @@ def test_events_of_the_core_become_histograms_and_counts(observed):
 def test_lag_and_commits_become_histograms(observed):
     driver = SimpleNamespace(barrier=SimpleNamespace())
     observed.watch_driver(driver)
-    driver.observe_lag(0.3)
-    driver.barrier.observe_commit(0.02)
+    driver._observe_lag(0.3)
+    driver.barrier._observe_commit(0.02)
     text = page(agent())
     assert samples(text, "swarm_loop_lag_seconds_sum") == {(): 0.3}
     assert samples(text, "swarm_commit_seconds_bucket")[("0.025",)] == 1.0
@@ -331,8 +331,8 @@ def test_lag_and_commits_become_histograms(observed):
 def test_plans_and_what_models_were_off_by_become_histograms(observed):
     planner = SimpleNamespace(promises=Promises())
     observed.watch_planner(planner)
-    planner.observe_plan("swarm", "planned", 0.02)
-    planner.observe_plan("swarm", "fell_back", 0.3)
+    planner._observe_plan("swarm", "planned", 0.02)
+    planner._observe_plan("swarm", "fell_back", 0.3)
     observed.observe_announce(Announce("model.checked", "", JobId(JOB), None, {"error_ratio": 0.08}))
     text = page(agent())
     assert samples(text, "swarm_plan_seconds_sum") == {("swarm",): 0.02}

@@ -31,6 +31,10 @@ class LogCursor:
         if attempt != self.attempt:
             self.attempt, self.ranks = attempt, {}
 
+    def go_back(self, ranks: dict[str, str]) -> None:
+        """A record was not delivered after all."""
+        self.ranks = ranks
+
     def encode(self) -> str:
         """Opaque text without line breaks."""
         return exchange.encode_cursor([self.attempt, self.ranks])

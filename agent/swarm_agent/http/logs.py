@@ -281,7 +281,7 @@ class _Follower:
                 if record is not None:
                     await self._queue.put(record)
             except asyncio.CancelledError:
-                self._cursor.ranks = before
+                self._cursor.go_back(before)
                 raise
         request.cursors[rank] = raw["cursor"]
         self._handed_on += 1

@@ -138,11 +138,13 @@ class Observed:
 
     def watch_driver(self, driver: Driver) -> None:
         """Hear of the loop's lag and of the times of commits."""
-        driver.observe_lag, driver.barrier.observe_commit = self._loop_lag.observe, self._commit.observe
+        driver.tell_lag(self._loop_lag.observe)
+        driver.barrier.tell_commits(self._commit.observe)
 
     def watch_planner(self, planner: Planner) -> None:
         """Hear of plans and their times."""
-        planner.observe_plan, self._promises = self._observe_plan, planner.promises
+        planner.tell_plans(self._observe_plan)
+        self._promises = planner.promises
 
     def _observe_plan(self, policy: str, result: str, elapsed_s: float) -> None:
         for each in PLAN_RESULTS:  # a series that began with 1 would hide its first increase

@@ -120,6 +120,10 @@ class ReadFacts:
             self.failure, self.detail = TaskFailure.LOST, "what its supervising process wrote down cannot be read"
         return told
 
+    def has_shim(self, pid: int) -> None:
+        """Its shim is known before it has written that down."""
+        self.shim_pid = pid
+
     def _take(self, line: str) -> FactKind | RankExit:
         word, _, rest = line.partition(" ")
         kind = FactKind(word)

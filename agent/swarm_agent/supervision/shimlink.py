@@ -63,7 +63,8 @@ class ShimLink:
 
     def start_warm(self, launch: LaunchFile, waiting: Waiting) -> None:
         """Give the task to a shim that waits.  Raises OSError; then nothing runs."""
-        self.facts.shim_pid, self.pidfd = waiting.pid, waiting.pidfd
+        self.facts.has_shim(waiting.pid)
+        self.pidfd = waiting.pidfd
         waiting.hand_over(self.directory, launch.to_bytes())
         self._open_commands()
 
@@ -102,7 +103,7 @@ class ShimLink:
             actions.append((os.POSIX_SPAWN_DUP2, listen_fd, CHILD_LISTEN_FD))
         pid = spawn([*command, str(self.directory)], actions)
         self._is_child = True
-        self.facts.shim_pid = pid
+        self.facts.has_shim(pid)
         self.pidfd = os.pidfd_open(pid)
 
     def _forked(self, watch: Callable[[], None], pid: int, pidfd: int) -> None:
@@ -113,7 +114,8 @@ class ShimLink:
             return
         self._is_starting = False
         if pid:
-            self.facts.shim_pid, self.pidfd = pid, pidfd
+            self.facts.has_shim(pid)
+            self.pidfd = pidfd
             self._drop_listener()
         watch()
 

@@ -112,13 +112,13 @@ class Placement:
 
     def look_soon(self, now_s: float) -> None:
         """Something about the queue changed: look at the next opportunity."""
-        self._planning.has_news = True
+        self._planning.note_news()
         self._look_s = min(self._look_s, now_s)
 
     def capacity_released(self, clock: Clock) -> None:
         """Resources came free somewhere: look after a delay that spreads competing shepherds."""
         self.policy.catch_up(clock)
-        self._planning.has_news = True
+        self._planning.note_news()
         self._look_s = min(self._look_s, clock.now_s + self._start_delay_s())
 
     def _start_delay_s(self) -> float:
@@ -172,7 +172,7 @@ class Placement:
         """Start what may start, and ask for a plan where its answer could concern a job here."""
         self._look_s = float("inf")
         if clock.now_s >= self._backoff_s:
-            self._planning.has_news = True  # what was out of the question for a job may be the place for it now
+            self._planning.note_news()  # what was out of the question for a job may be the place for it now
         self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self.shepherds.jobs) - FEW_JOBS)
         mine = {job_id: job for job_id, job in self.shepherds.jobs.items() if job.is_waiting}
         if not mine and not self.may_change_jobs and not self.shepherds.misfits and not self.shepherds.live:

@@ -70,7 +70,7 @@ class PlanFollower:
             effects += outcome.effects
             if outcome.obstacle in (Obstacle.JOB, Obstacle.PLACE):
                 job.explain(f"{decision.reason}; {outcome.problem}")
-                self._planning.has_news = True
+                self._planning.note_news()
             if outcome.problem:
                 self._planning.open.remove(decision)
         return effects
@@ -93,13 +93,12 @@ class PlanFollower:
         turn, and those that its claim refuses would wait for one another.
         """
         effects: list[ShepherdEffect] = []
-        for job_id in self._planning.cleared:
+        for job_id in self._planning.take_cleared():
             job, told = mine.get(job_id), self._planning.told.get(job_id)
             if job is not None and (told is None or told.change is not Change.START):
                 why = told.reason if told is not None else "it rests"
                 told_why = f"its place is free, and the plan does not start it: {why}"
                 effects += job.step(ClaimUnwanted(told_why), clock)
-        self._planning.cleared = ()
         for job in mine.values():
             victims = job.claim.victims
             if victims and not any(self._policy.has_place(victim) for victim in victims):
@@ -118,13 +117,14 @@ class PlanFollower:
             if job is None:
                 continue
             if decision.change in RESCALES and not self._planning.is_confirmed(decision):
-                self._planning.has_news = True
+                self._planning.note_news()
                 continue
             problem = self._problem_of(decision, self._shepherds.view_of(job, clock))
             if not problem and decision.change is not Change.STOP:
                 outcome = self._follow(decision, room, clock)
                 effects += outcome.effects
-                self._planning.has_news |= outcome.obstacle is Obstacle.TIME
+                if outcome.obstacle is Obstacle.TIME:
+                    self._planning.note_news()
                 if outcome.obstacle is Obstacle.JOB or (outcome.obstacle is Obstacle.PLACE and not has_others_leave):
                     problem = outcome.problem  # else its place may be theirs still; who does not leave says why
             if problem:
@@ -180,7 +180,7 @@ class PlanFollower:
             if len(shepherds) == len(wanted):
                 ranking = self._policy.ranking(self._shepherds.view_of(job, clock), clock.now_s)
                 self._planning.open.remove(decision)
-                self._planning.has_news = True
+                self._planning.note_news()
                 effects += job.step(ClaimWished(decision.target.shares, shepherds, ranking, 0.0), clock)
         return effects
 

@@ -27,7 +27,7 @@ class Planning:
         self.open: list[Decision] = []  # of the last plan, in its order: not taken yet, nor out of date
         self.advice: tuple[Decision, ...] = ()  # of the last plan, on running jobs: for people
         self.memory = b""  # of the policy in force
-        self.cleared: Collection[JobId] = ()  # jobs of which the last plan knew that all that is kept for them is free
+        self._cleared: Collection[JobId] = ()  # told once
         self._asked_cleared: Collection[JobId] = ()
         self._version = 0
         self._is_pending = False
@@ -36,10 +36,19 @@ class Planning:
         self._review_s = float("inf")  # when time alone changes the last plan
         self.has_news = True  # since a plan was last asked for
 
+    def note_news(self) -> None:
+        """The last plan rests on what is no more."""
+        self.has_news = True
+
+    def take_cleared(self) -> Collection[JobId]:
+        """Jobs of which the last plan knew that all that is kept for them is free; told once."""
+        cleared, self._cleared = self._cleared, ()
+        return cleared
+
     def forget(self) -> None:
         """Another policy is in force: what the former one told counts no more."""
         self.told, self._told_before, self.open, self.advice, self.memory = {}, {}, [], (), b""
-        self.cleared = ()
+        self._cleared = ()
         self._seen_s, self._review_s = float("-inf"), float("inf")
         self._version += 1  # an answer under way is of the former policy
         self._is_pending, self.has_news = False, True
@@ -54,7 +63,7 @@ class Planning:
         self._told_before, self.told = self.told, {decision.job_id: decision for decision in plan.decisions}
         self.open, self.memory, self._seen_s = list(plan.decisions), plan.memory, now_s
         self._review_s = now_s + plan.review_s if plan.review_s else float("inf")
-        self.advice, self.cleared = plan.advice, self._asked_cleared
+        self.advice, self._cleared = plan.advice, self._asked_cleared
         return True
 
     def failed(self, version: int, now_s: float) -> None:

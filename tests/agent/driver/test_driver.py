@@ -104,7 +104,7 @@ async def test_events_that_waited_make_the_node_late_and_urgent_ones_pass_them()
     now_s = 100.0
     machine, store, lags = ScriptedMachine(), ControlledStore(), []
     late = Driver(machine, store, lambda effect: None, clock=lambda: now_s)
-    late.observe_lag = lags.append
+    late.tell_lag(lags.append)
     work, lease = (PeerMessageReceived(NodeId("b"), message) for message in ("work", LeaseGranted(1)))
     late.post(work)
     now_s += 3.0

@@ -145,7 +145,7 @@ async def test_where_a_policy_raises_backfill_plans_in_its_place_and_that_is_cou
 ) -> None:
     planner, events = make()
     seen = []
-    planner.observe_plan = lambda policy, result, elapsed_s: seen.append((policy, result))
+    planner.tell_plans(lambda policy, result, elapsed_s: seen.append((policy, result)))
     planner.submit(request(3, policy="raising"))
     await wait_until(lambda: events)
     assert isinstance(events[0], PlanComputed), events
@@ -172,7 +172,7 @@ async def test_a_policy_that_cannot_be_imported_or_made_or_plans_nonsense_is_as_
 ) -> None:
     planner, events = make()
     seen = []
-    planner.observe_plan = lambda policy, result, elapsed_s: seen.append((policy, result))
+    planner.tell_plans(lambda policy, result, elapsed_s: seen.append((policy, result)))
     planner.submit(request(3, policy))
     await wait_until(lambda: len(events) == 1)
     pid = child_pid(planner)
