@@ -80,7 +80,7 @@ class Attachment:
 
     def _follow(self) -> int:
         waiter = self._session.waiter
-        waiter.before_wait = self._writer.flush
+        waiter.do_before_wait(self._writer.flush)
         waiter.call_after(QUIET_START_S, self._show_states)
         if self._timeout_s:
             waiter.call_after(self._timeout_s, self._on_timeout)
@@ -94,7 +94,7 @@ class Attachment:
         except _Leave as leave:
             return leave.exit_code
         finally:
-            waiter.before_wait = None
+            waiter.do_before_wait(None)
             self._writer.finish()
         return self._finish(end)
 

@@ -21,6 +21,10 @@ class Failure(Exception):
         self.problem, self.remedy, self.exit_code = problem, remedy, exit_code
         super().__init__(problem)
 
+    def end_with(self, exit_code: int) -> None:
+        """Another code ends the command."""
+        self.exit_code = exit_code
+
 
 class UsageError(Failure):
     """The command line or a file cannot be used as written; nothing was sent."""

@@ -39,7 +39,11 @@ class Waiter:
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self.before_wait: Callable[[], None] | None = None  # for example: show what was printed so far
+        self._before_wait: Callable[[], None] | None = None
+
+    def do_before_wait(self, callback: Callable[[], None] | None) -> None:
+        """Call `callback` before each wait, for example to show what was printed so far; None: nothing."""
+        self._before_wait = callback
 
     def watch(self, descriptor: int, callback: Callable[[], None]) -> None:
         """Call `callback` whenever the descriptor is readable while something is awaited."""
@@ -68,8 +72,8 @@ class Waiter:
 
     def wait(self, descriptor: int, limit_s: float, *, for_writing: bool = False) -> bool:
         """True when the descriptor is ready, False after `limit_s`; callbacks may raise."""
-        if self.before_wait is not None:
-            self.before_wait()
+        if self._before_wait is not None:
+            self._before_wait()
         end_s = time.monotonic() + limit_s
         while True:
             next_timer_s = self._run_timers()

@@ -43,7 +43,7 @@ def merged_values(arguments: Arguments, config: Config, cwd: str) -> dict[str, A
     from_job_file = read_job_file(os.path.join(cwd, arguments["file"])) if arguments["file"] else {}
     if arguments["script"]:
         from_job_file = arguments["script"].values
-        arguments.command = []
+        arguments.run([])
     from_options = {name: arguments[name] for name in job_key.NAMES if arguments[name] is not None}
     for key, value in (arguments["gres"] or {}).items():
         if from_options.setdefault(key, value) != value:

@@ -102,6 +102,10 @@ class Arguments:
         self.positionals: list[str] = []
         self.command: list[str] = []  # what followed `--`
 
+    def run(self, command: list[str]) -> None:
+        """The job's command is this one."""
+        self.command = command
+
     def __getitem__(self, key: str) -> Any:
         return self.values.get(key)
 

@@ -101,5 +101,5 @@ def one_positional(arguments: Arguments, what: str) -> str:
 def as_swarm_failure(failure: Failure) -> Failure:
     """For commands whose exit code may be the job's own: refusals become 125 (docs/reference/cli.md)."""
     if failure.exit_code in (NOT_FOUND, NOT_AUTHORISED, CONFLICT):
-        failure.exit_code = SWARM_FAILED
+        failure.end_with(SWARM_FAILED)
     return failure

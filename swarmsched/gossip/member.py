@@ -65,6 +65,12 @@ class Member:
         self.degraded_udp = False
         self.indirect_only = False
 
+    def learn(self, update: Update, verdict_s: float) -> None:
+        """A larger claim is known, with `age_s` 0; the verdict was reached then, where it is another one."""
+        if self.update.standing is not update.standing or self.update.generation != update.generation:
+            self.changed_s = verdict_s
+        self.update, self.fingerprint = update, fingerprint(update)
+
     @property
     def is_live(self) -> bool:
         """True while it is to be probed and gossiped with: alive, suspect or in conflict."""

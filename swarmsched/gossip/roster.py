@@ -70,9 +70,7 @@ class Roster:
         else:
             self.hash ^= member.fingerprint
             self._forget_address(member)
-            if member.update.standing is not stored.standing or member.update.generation != stored.generation:
-                member.changed_s = verdict_s
-            member.update, member.fingerprint = stored, fingerprint(stored)
+            member.learn(stored, verdict_s)
         self.hash ^= member.fingerprint
         self._index(member, is_new=is_new)
         return member

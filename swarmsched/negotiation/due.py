@@ -59,18 +59,18 @@ def due(job: ShepherdState) -> list[ShepherdEffect]:
         return []  # the job is another's
     phase = PHASES[job.decided.state]
     effects = [effect for command in phase.commands for effect in command(job)]
-    standing = job.standing
-    if standing is not None and standing.is_quiet and job.regrouping.is_quiet:
-        standing = None  # most of the time
-    if standing is not None:
-        effects += regrouping.follow_workers(job, standing)
+    formation = job.formation
+    if formation is not None and formation.is_quiet and job.regrouping.is_quiet:
+        formation = None  # most of the time
+    if formation is not None:
+        effects += regrouping.follow_workers(job, formation)
     effects += [*job.writer.go_on(job.decided), *job.answered_clients()]
     for find in phase.changes:
         if job.writer.in_flight is None and (change := find(job)) is not None:
             effects += job.write(change)
-    if standing is not None:
+    if formation is not None:
         for find_of in regrouping.CHANGES:
-            if job.writer.in_flight is None and (change := find_of(job, standing)) is not None:
+            if job.writer.in_flight is None and (change := find_of(job, formation)) is not None:
                 effects += job.write(change)
     return effects
 
@@ -276,8 +276,8 @@ def _doom(job: ShepherdState) -> list[ShepherdEffect]:
     """One failed rank costs others their lives: they are told to stop.  So does the end of a training not theirs."""
     failures, is_stopping = job.gang.failures, job.gang.is_stopping or job.decided.stop_reason is not EndReason.NONE
     failed = [failures.rank[0]] if failures.rank else [failures.task.place] if failures.task else []
-    standing = job.standing
-    is_over = standing is not None and standing.is_over
+    formation = job.formation
+    is_over = formation is not None and formation.is_over
     is_ended = job.conduct.is_ended_by(failed, job.gang, job.decided) if failed else is_over
     if not is_stopping and is_ended:
         job.gang.doom(min(job.decided.spec.grace_s, GANG_STOP_GRACE_S), job.now_s)

@@ -5,8 +5,8 @@ Volatile, and of one attempt: a shepherd that takes over leaves wishes to the ne
 
 from collections.abc import Collection, Iterable
 
+from swarmsched.negotiation.formation import Formation
 from swarmsched.negotiation.pacing import Refusals
-from swarmsched.negotiation.standing import Standing
 from swarmsched.record import JobRecord
 from swarmsched.resources import Share
 from swarmsched.world import WorldMember, WorldPlan
@@ -82,11 +82,11 @@ class Regrouping:
 
     # What members are told.
 
-    def plan(self, record: JobRecord, standing: Standing) -> WorldPlan | None:
+    def plan(self, record: JobRecord, formation: Formation) -> WorldPlan | None:
         """The record's world as workers are told of it, once all members have said where they are."""
-        world, members, addresses = record.world, standing.members, self._addresses
+        world, members, addresses = record.world, formation.members, self._addresses
         for share in members:
-            if address := standing.workers[share.part].address:
+            if address := formation.workers[share.part].address:
                 addresses[share.part] = address
         if not members or any(share.part not in addresses for share in members):
             return None
@@ -94,38 +94,38 @@ class Regrouping:
         nodes = len({share.node for share in members})
         return WorldPlan(world.version, record.epoch, told, world.lost, not world.has_trained, nodes)
 
-    def uninformed(self, plan: WorldPlan, standing: Standing, now_s: float) -> list[Share]:
+    def uninformed(self, plan: WorldPlan, formation: Formation, now_s: float) -> list[Share]:
         """Those who are to be told of it now: until they say that they have heard, and who leaves as well."""
         found = []
-        for share in (*standing.members, *standing.leaving):
-            worker = standing.workers[share.part]
+        for share in (*formation.members, *formation.leaving):
+            worker = formation.workers[share.part]
             version, at_s = self._told.get(share.part, (0, 0.0))
             is_repeat = version == plan.version and now_s < at_s + AGAIN_S
-            if worker.address and worker.heard < plan.version and share.part not in standing.exited and not is_repeat:
+            if worker.address and worker.heard < plan.version and share.part not in formation.exited and not is_repeat:
                 self._told[share.part] = (plan.version, now_s)
                 found.append(share)
         return found
 
-    def overdue(self, lost: Collection[int], standing: Standing, now_s: float) -> list[Share]:
+    def overdue(self, lost: Collection[int], formation: Formation, now_s: float) -> list[Share]:
         """Those who are to be stopped now: they have not left by themselves, never trained, or stand still."""
         found = []
-        for share in standing.leaving:
+        for share in formation.leaving:
             since_s = self._leaving_since_s.setdefault(share.part, now_s)
-            patience_s = LEAVE_S if standing.is_settled else STUCK_S
-            may_leave = standing.workers[share.part].trains and share.part not in lost
+            patience_s = LEAVE_S if formation.is_settled else STUCK_S
+            may_leave = formation.workers[share.part].trains and share.part not in lost
             due_s = since_s + patience_s if may_leave else since_s
             due_s = max(due_s, self._stopped_s.get(share.part, 0.0) + STOP_AGAIN_S)
-            if now_s >= due_s and share.part not in standing.exited:
+            if now_s >= due_s and share.part not in formation.exited:
                 self._stopped_s[share.part] = now_s
                 found.append(share)
         return found
 
     # While a change is under way.
 
-    def look_again(self, standing: Standing, now_s: float) -> None:
+    def look_again(self, formation: Formation, now_s: float) -> None:
         """It is looked at once in a while, whatever happens."""
-        self._parted_s = min(self._parted_s, now_s) if standing.parted else float("inf")
-        if not (standing.is_changing or self.leave):
+        self._parted_s = min(self._parted_s, now_s) if formation.parted else float("inf")
+        if not (formation.is_changing or self.leave):
             self.again_s = float("inf")
         elif now_s >= self.again_s or self.again_s == float("inf"):
             self.again_s = now_s + AGAIN_S

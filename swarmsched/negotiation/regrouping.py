@@ -21,9 +21,9 @@ from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ReleaseRequest, StopRequest, WorldRequest
 from swarmsched.negotiation.attempt import AttemptPhase
 from swarmsched.negotiation.changes import RecordChange, StopWished, left_by
+from swarmsched.negotiation.formation import Formation, look_at
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
-from swarmsched.negotiation.standing import Standing, look_at
 from swarmsched.negotiation.told import ChangeWished
 from swarmsched.negotiation.world_changes import (
     JoinersGivenUp,
@@ -137,9 +137,9 @@ def _note_failures(job: ShepherdState, before: JobRecord, came_to_nothing: Colle
     is_again = before.world.version < record.world.version and before.world.members == record.world.members
     if came_to_nothing or lost or is_again:
         job.pacing.set_back(job.now_s)
-    standing = look_at(record, job.gang.tasks)
-    for share in standing.leaving:
-        worker = standing.workers[share.part]
+    formation = look_at(record, job.gang.tasks)
+    for share in formation.leaving:
+        worker = formation.workers[share.part]
         if worker.state is WorkerState.REFUSED and share.part in {*lost, *came_to_nothing}:
             job.regrouping.refusals.note(share, worker.problem, record, job.now_s)
         if share.part in came_to_nothing or (share.part in lost and not worker.trains):
@@ -163,13 +163,13 @@ def _news(job: ShepherdState, before: JobRecord) -> list[ShepherdEffect]:
 # What is told to owners.
 
 
-def follow_workers(job: ShepherdState, standing: Standing) -> list[ShepherdEffect]:
+def follow_workers(job: ShepherdState, formation: Formation) -> list[ShepherdEffect]:
     """Tell all workers of the world, stop those who should have left by themselves, and look again once in a while."""
     record, now_s, regrouping = job.decided, job.now_s, job.regrouping
-    regrouping.look_again(standing, now_s)
-    plan = regrouping.plan(record, standing)
-    told = regrouping.uninformed(plan, standing, now_s) if plan is not None else []
-    stopped, grace_s = regrouping.overdue(record.world.lost, standing, now_s), record.spec.grace_s
+    regrouping.look_again(formation, now_s)
+    plan = regrouping.plan(record, formation)
+    told = regrouping.uninformed(plan, formation, now_s) if plan is not None else []
+    stopped, grace_s = regrouping.overdue(record.world.lost, formation, now_s), record.spec.grace_s
     return [
         *(job.commands.to(share.place, WorldRequest, record, record.attempt, plan) for share in told),
         *(job.commands.to(share.place, StopRequest, record, record.attempt, grace_s) for share in stopped),
@@ -179,95 +179,95 @@ def follow_workers(job: ShepherdState, standing: Standing) -> list[ShepherdEffec
 # Changes of the record.
 
 
-def refused(job: ShepherdState, standing: Standing) -> RecordChange | None:
+def refused(job: ShepherdState, formation: Formation) -> RecordChange | None:
     """Each newcomer parts from the others: the script is at fault, and no other newcomer would do better."""
     verdict = job.regrouping.refusals.verdict
     return StopWished(EndReason.FAILED, cleaned(verdict), job.utc_s) if verdict else None
 
 
-def joiners_given_up(job: ShepherdState, standing: Standing) -> RecordChange | None:
+def joiners_given_up(job: ShepherdState, formation: Formation) -> RecordChange | None:
     """New parts that have ended, or failed, or are not ready for too long."""
     has_failed = job.attempt is not None and job.attempt.phase is AttemptPhase.FAILED
-    is_late = job.attempt is None and bool(standing.joining) and job.regrouping.is_late(job.now_s)
+    is_late = job.attempt is None and bool(formation.joining) and job.regrouping.is_late(job.now_s)
     parts = []
-    for share in standing.joining:
-        state = standing.workers[share.part].state
-        is_hopeless = state is WorkerState.REFUSED or share.part in standing.exited
+    for share in formation.joining:
+        state = formation.workers[share.part].state
+        is_hopeless = state is WorkerState.REFUSED or share.part in formation.exited
         if has_failed or is_hopeless or (is_late and state is not WorkerState.READY):
             parts.append(share.part)
     return JoinersGivenUp(tuple(parts)) if parts else None
 
 
-def regrouped(job: ShepherdState, standing: Standing) -> RecordChange | None:
+def regrouped(job: ShepherdState, formation: Formation) -> RecordChange | None:
     """Others are to train: newcomers are ready, or members are gone, wished away, or have lost one another."""
-    record, wished, gone = job.decided, job.regrouping, standing.gone
-    has_parted = not gone and _may_try_again(job, standing)
-    gone = _untrained(record, standing) if has_parted else gone
-    left = [share.part for share in standing.members if share.part not in gone and share.part not in standing.exited]
-    trained = not record.world.has_trained or any(standing.trains(part) for part in left)
+    record, wished, gone = job.decided, job.regrouping, formation.gone
+    has_parted = not gone and _may_try_again(job, formation)
+    gone = _untrained(record, formation) if has_parted else gone
+    left = [share.part for share in formation.members if share.part not in gone and share.part not in formation.exited]
+    trained = not record.world.has_trained or any(formation.trains(part) for part in left)
     if job.gang.is_stopping or not left or (gone and not trained):
         return None
-    ready = [each.part for each in standing.joining if standing.workers[each.part].state is WorkerState.READY]
-    is_held_up = len(ready) < len(standing.joining) or job.attempt is not None
+    ready = [each.part for each in formation.joining if formation.workers[each.part].state is WorkerState.READY]
+    is_held_up = len(ready) < len(formation.joining) or job.attempt is not None
     joins = () if is_held_up else tuple(ready)
     leaves = [] if is_held_up else [part for part in left if part in wished.leave]
     kept = [part for part in left if part not in leaves]
-    if not kept or (record.world.has_trained and not any(standing.trains(part) for part in kept)):
+    if not kept or (record.world.has_trained and not any(formation.trains(part) for part in kept)):
         leaves = []
     if not (joins or leaves or gone or has_parted):
         return None
-    told = _complaints(standing) if has_parted else _obituary(gone, standing)
+    told = _complaints(formation) if has_parted else _obituary(gone, formation)
     reason = wished.reason or AS_BEGUN if joins or leaves else told
     version = record.world.version if has_parted else 0
     return Regrouped(joins, tuple(leaves), gone, (), reason, job.utc_s, job.ran_s, version)
 
 
-def _may_try_again(job: ShepherdState, standing: Standing) -> bool:
+def _may_try_again(job: ShepherdState, formation: Formation) -> bool:
     """All members have told so for a moment, or some for long, and not too soon after the last time."""
-    if not standing.parted:
+    if not formation.parted:
         return False
-    retry_s = job.regrouping.retry_s(are_all=standing.are_all_parted)
+    retry_s = job.regrouping.retry_s(are_all=formation.are_all_parted)
     return job.now_s >= max(retry_s, job.pacing.may_join_after_s)
 
 
-def _untrained(record: JobRecord, standing: Standing) -> tuple[int, ...]:
+def _untrained(record: JobRecord, formation: Formation) -> tuple[int, ...]:
     """Newcomers that a world of others who have trained could not take in: it is tried without them."""
-    untrained = tuple(share.part for share in standing.members if not standing.trains(share.part))
-    return untrained if record.world.has_trained and len(untrained) < len(standing.members) else ()
+    untrained = tuple(share.part for share in formation.members if not formation.trains(share.part))
+    return untrained if record.world.has_trained and len(untrained) < len(formation.members) else ()
 
 
-def _complaints(standing: Standing) -> str:
-    problems = (standing.workers[part].problem for part in standing.parted)
+def _complaints(formation: Formation) -> str:
+    problems = (formation.workers[part].problem for part in formation.parted)
     told = SOURCE_FILE.sub("", next(filter(None, problems), "a connection ended"))
     return f"its workers lost one another: {told}"
 
 
-def _obituary(gone: Collection[int], standing: Standing) -> str:
+def _obituary(gone: Collection[int], formation: Formation) -> str:
     told = []
-    for share in standing.members:
-        task = standing.tasks.get(share.part)
+    for share in formation.members:
+        task = formation.tasks.get(share.part)
         if share.part in gone and task is not None:
             how = [f"signal {each.signal}" if each.signal else f"code {each.exit_code}" for each in task.exits]
             still = "stands still" if task.worker.is_silent else "does not come to its step, for which others wait"
-            ended = f"ended: {', '.join(how) or task.detail}" if share.part in standing.exited else still
+            ended = f"ended: {', '.join(how) or task.detail}" if share.part in formation.exited else still
             told.append(f"worker {share.part} on {share.node} {ended}")
     return "; ".join(told)
 
 
-def trains(job: ShepherdState, standing: Standing) -> RecordChange | None:
+def trains(job: ShepherdState, formation: Formation) -> RecordChange | None:
     """All members have switched."""
-    if standing.is_settled:
+    if formation.is_settled:
         return None
     version = job.decided.world.version
-    workers = [standing.workers[each.part] for each in standing.members if each.part not in standing.exited]
+    workers = [formation.workers[each.part] for each in formation.members if each.part not in formation.exited]
     if not workers or any(each.trains < version for each in workers):
         return None
     return WorldTrains(version, max(each.pause_s for each in workers))
 
 
-def parts_gone(job: ShepherdState, standing: Standing) -> RecordChange | None:
+def parts_gone(job: ShepherdState, formation: Formation) -> RecordChange | None:
     """No process is left of some that train no more."""
-    parts = tuple(share.part for share in standing.leaving if share.part in standing.exited)
+    parts = tuple(share.part for share in formation.leaving if share.part in formation.exited)
     return PartsGone(parts, job.ran_s) if parts else None
 
 

@@ -25,6 +25,7 @@ from swarmsched.negotiation.blame import failed_nodes
 from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, StopWished
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt
 from swarmsched.negotiation.claiming import Claiming
+from swarmsched.negotiation.formation import Formation, look_at
 from swarmsched.negotiation.gang import ELASTIC, RIGID, Gang, RigidGang
 from swarmsched.negotiation.inquiry import Commands, Inquiry
 from swarmsched.negotiation.members import Regrouping
@@ -32,7 +33,6 @@ from swarmsched.negotiation.namesakes import Namesakes
 from swarmsched.negotiation.pacing import Pacing
 from swarmsched.negotiation.record_writer import RecordWriter, WriteRecord
 from swarmsched.negotiation.settlement import Settlement, Suspicions
-from swarmsched.negotiation.standing import Standing, look_at
 from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord, StartFault
 from swarmsched.resources import Share
@@ -114,8 +114,8 @@ class ShepherdState:
         self.estimate = estimate  # of how it trains; told by its card
         self._asking: dict[int, tuple[int, bool]] = {}  # clients: the change they wait for, and if it was known
         self._shown = self._shown_of = record  # as others saw it last, and what it was made of
-        self._standing: Standing | None = None  # of its workers, and what it was made of
-        self._standing_of: tuple[JobRecord, Gang, int] | None = None
+        self._formation: Formation | None = None  # of its workers, and what it was made of
+        self._formation_of: tuple[JobRecord, Gang, int] | None = None
 
     # As others see it.
 
@@ -293,15 +293,15 @@ class ShepherdState:
         return is_starting or {share.part for share in attempt.shares} <= set(record.world.joining)
 
     @property
-    def standing(self) -> Standing | None:
+    def formation(self) -> Formation | None:
         """How the workers of its elastic gang stand while it runs; None of any other."""
-        record, gang, seen = self.decided, self.gang, self._standing_of
+        record, gang, seen = self.decided, self.gang, self._formation_of
         if not record.world.version or record.state is not JobState.RUNNING:
             return None
         if seen is None or seen[0] is not record or seen[1] is not gang or seen[2] != gang.revision:
-            self._standing_of = (record, gang, gang.revision)
-            self._standing = look_at(record, gang.tasks)
-        return self._standing
+            self._formation_of = (record, gang, gang.revision)
+            self._formation = look_at(record, gang.tasks)
+        return self._formation
 
     @property
     def ran_s(self) -> float:

@@ -29,13 +29,13 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import Booking, BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import CheckpointRequest, HoldRequest, OwnerAnswer, OwnerCommand, Refusal
-from swarmsched.negotiation import blame, changes, gang, heard, members, regrouping, standing
+from swarmsched.negotiation import blame, changes, formation, gang, heard, members, regrouping
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase
 from swarmsched.negotiation.changes import Fields
+from swarmsched.negotiation.formation import Formation, Present
 from swarmsched.negotiation.members import Regrouping
 from swarmsched.negotiation.owner import Owner
 from swarmsched.negotiation.shepherd_state import ShepherdState
-from swarmsched.negotiation.standing import Present, Standing
 from swarmsched.negotiation.trouble import Trouble
 from swarmsched.negotiation.world_changes import Joined, Regrouped, WorldTrains
 from swarmsched.node.parts import PRODUCTION, Parts
@@ -263,8 +263,8 @@ def _offers_one_less(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _a_world_ahead(original: Callable[..., Any]) -> Callable[..., Any]:
-    def plan(members: Regrouping, record: JobRecord, standing: Standing) -> WorldPlan | None:
-        found: WorldPlan | None = original(members, record, standing)
+    def plan(members: Regrouping, record: JobRecord, formation: Formation) -> WorldPlan | None:
+        found: WorldPlan | None = original(members, record, formation)
         return found and replace(found, version=found.version + 1)
 
     return plan
@@ -283,10 +283,10 @@ def _with_rule(rule: Callable[..., Any], other: Callable[..., Any]) -> Callable[
     return lambda rules: tuple(other if each is rule else each for each in rules)
 
 
-def _trains_early(job: ShepherdState, standing: Standing) -> WorldTrains | None:
+def _trains_early(job: ShepherdState, formation: Formation) -> WorldTrains | None:
     version = job.decided.world.version
     has_switched = [task.worker.trains >= version - 1 for task in job.gang.tasks.values()]
-    return None if standing.is_settled or not all(has_switched) else WorldTrains(version, 0.0)
+    return None if formation.is_settled or not all(has_switched) else WorldTrains(version, 0.0)
 
 
 def _all_beside(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -413,11 +413,11 @@ BREAKS: Mapping[str, Break] = {
         patches={(Regrouped, "_fields"): _with_fields(lambda record: {"leftovers": record.leftovers})},
     ),
     "still-member-kept": Break(
-        "a worker that stands still is waited for", patches={(standing, "_gone"): _waits_for_whoever_runs}
+        "a worker that stands still is waited for", patches={(formation, "_gone"): _waits_for_whoever_runs}
     ),
     "lost-connection-kept": Break(
         "members that have lost one another wait for somebody to die",
-        patches={(regrouping, "_may_try_again"): lambda original: lambda job, standing: False},
+        patches={(regrouping, "_may_try_again"): lambda original: lambda job, formation: False},
     ),
     "killed-gang-fails": Break(
         "what is done to a gang is its own failure", patches={(gang, "_blamed"): lambda original: lambda task, _: task}
@@ -442,11 +442,11 @@ BREAKS: Mapping[str, Break] = {
         "a node takes jobs whatever has failed on it", patches={(Trouble, "reason"): lambda original: lambda *told: ""}
     ),
     "hanging-member-kept": Break(
-        "a worker that hangs is waited for", patches={(standing, "_hanging"): lambda original: lambda live: set()}
+        "a worker that hangs is waited for", patches={(formation, "_hanging"): lambda original: lambda live: set()}
     ),
     "newcomers-kept": Break(
         "newcomers outlive the training that they came for",
-        patches={(standing, "_is_over"): lambda original: lambda present, **told: False},
+        patches={(formation, "_is_over"): lambda original: lambda present, **told: False},
     ),
     "anybody-stopped": Break(
         "a job that cannot be stopped is stopped for others", patches={(JobView, "can_be_stopped"): _of_all_that_run}

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,9 @@ REWRITTEN_NEXT = ("swarmsched/negotiation",)
 """Rooms whose docstrings are not held to the rule of first sentences yet."""
 OF_TWO_FRAMEWORKS = {"ReportCallback"}
 """Names that users import from one of two modules, each for a framework of its own."""
+WRITES_ANYTHING = "swarmsched/simulator/breaks.py"
+"""Breaks the rules of others so that somebody notices it."""
+CONTAINERS = ("Sequence", "Mapping", "Iterable", "Collection", "Callable", "Iterator", "dict", "list", "set", "tuple")
 
 
 @cache
@@ -90,3 +94,116 @@ def test_a_first_sentence_names_its_object_in_25_words_at_most(kind, least):
 )
 def test_what_counts_as_a_mistake(text, is_wrong):
     assert bool(list(sentences.mistakes(text))) is is_wrong
+
+
+class Writers:
+    """Who writes which attribute, as far as annotations and constructors tell of what class an object is."""
+
+    def __init__(self):
+        self.modules = [(str(path), tree) for path, tree in modules() if str(path) != WRITES_ANYTHING]
+        found = defaultdict(list)
+        for _, tree in self.modules:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    found[node.name].append(node)
+        self.classes = {name: nodes[0] for name, nodes in found.items() if len(nodes) == 1}
+        self.types = defaultdict(dict)  # class -> attribute -> class
+        self.own = defaultdict(set)  # class -> attributes that it gives its objects
+        for name, node in self.classes.items():
+            self._learn(name, node)
+        self.places = defaultdict(set)  # (class, attribute) -> modules
+        for path, tree in self.modules:
+            self._visit(path, tree, {})
+
+    def _named(self, annotation):
+        names = re.findall(r"\w+", ast.unparse(annotation)) if annotation is not None else []
+        known = [name for name in names if name in self.classes]
+        return known[0] if known and names[0] not in CONTAINERS else None
+
+    def _learn(self, name, node):
+        for child in node.body:
+            if isinstance(child, ast.AnnAssign):
+                self.own[name].add(child.target.id)
+                self.types[name][child.target.id] = self._named(child.annotation)
+            if isinstance(child, ast.FunctionDef) and any(
+                ast.unparse(each) == "property" for each in child.decorator_list
+            ):
+                self.types[name][child.name] = self._named(child.returns)
+        for function in ast.walk(node):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                scope = self._parameters(function)
+                for target, value, annotation in _assignments(function):
+                    if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                        self.own[name].add(target.attr)
+                        told = self._named(annotation) or self._type(value, scope)
+                        self.types[name].setdefault(target.attr, told)
+
+    def _parameters(self, function):
+        arguments = (*function.args.args, *function.args.kwonlyargs)
+        return {each.arg: self._named(each.annotation) for each in arguments}
+
+    def _lineage(self, name):
+        while name in self.classes:
+            yield name
+            bases = [ast.unparse(base) for base in self.classes[name].bases]
+            name = next((base for base in bases if base in self.classes), None)
+
+    def _type(self, value, scope):
+        if isinstance(value, ast.Name):
+            return scope.get(value.id)
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+            return value.func.id if value.func.id in self.classes else None
+        if isinstance(value, ast.Attribute):
+            lineage = self._lineage(self._type(value.value, scope))
+            return next((found for each in lineage if (found := self.types[each].get(value.attr))), None)
+        return None
+
+    def _visit(self, path, node, scope):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                self._visit(path, child, {"self": child.name})
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                self._note(path, child, {**scope, **{k: v for k, v in self._parameters(child).items() if v}})
+            else:
+                self._visit(path, child, scope)
+
+    def _note(self, path, function, scope):
+        for target, value, _ in _assignments(function):
+            if isinstance(target, ast.Name) and (known := self._type(value, scope)):
+                scope[target.id] = known
+        for target, _, _ in _assignments(function):
+            if isinstance(target, ast.Attribute):
+                lineage = [
+                    each for each in self._lineage(self._type(target.value, scope)) if target.attr in self.own[each]
+                ]
+                if lineage:
+                    self.places[lineage[-1], target.attr].add(path)
+
+
+def _assignments(function):
+    """(target, value or None, annotation or None) of each assignment in it."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield node.target, node.value, node.annotation
+        elif isinstance(node, ast.AugAssign):
+            yield node.target, None, None
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from _pairs(target, node.value)
+
+
+def _pairs(target, value):
+    if not isinstance(target, ast.Tuple | ast.List):
+        yield target, value, None
+        return
+    values = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else ()
+    for index, each in enumerate(target.elts):
+        yield from _pairs(each, values[index] if values else None)
+
+
+def test_each_attribute_is_written_in_one_module():
+    """Whoever else wants it changed calls a method: who reads the class knows all that can happen to it."""
+    places = Writers().places
+    assert len(places) > 1_500
+    several = {f"{name}.{attribute}": sorted(paths) for (name, attribute), paths in places.items() if len(paths) > 1}
+    assert several == {}

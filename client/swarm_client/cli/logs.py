@@ -54,7 +54,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         session.agents.learn(is_for_now=True)  # whom to go on with, should this agent die
     query = session.query_for(reference, query)
     writer = OutputWriter(label=bool(arguments["label"]), timestamps=bool(arguments["timestamps"]))
-    session.waiter.before_wait = writer.flush
+    session.waiter.do_before_wait(writer.flush)
     stream = JobStream(
         session.agents,
         reference,

@@ -48,7 +48,7 @@ def _take_file(arguments: Arguments) -> None:
             f"{arguments.command[1]!r} follows the job file", "put options before it, a command after `--`"
         )
     arguments.values["file"] = arguments.command[0]
-    arguments.command = arguments.command[2:]
+    arguments.run(arguments.command[2:])
 
 
 def print_dry_run(session: Session, job: Mapping[str, Any], shipment: Shipment) -> int:

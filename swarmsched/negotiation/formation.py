@@ -18,7 +18,7 @@ SILENT = Worker()  # of whom nothing is heard
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Formation:
     """Parts by their numbers; those that are not in `tasks` have not told anything yet."""
 
     members: Sequence[Share]  # in rank order
@@ -40,7 +40,7 @@ class Standing:
         return self.workers[part].trains > 0
 
 
-def look_at(record: JobRecord, told: Mapping[Place, TaskStatus]) -> Standing:
+def look_at(record: JobRecord, told: Mapping[Place, TaskStatus]) -> Formation:
     """At a gang of which its owners have told that."""
     members, joining, leaving, world = record.members, record.joining, record.leaving, record.world
     tasks = {share.part: told[share.place] for share in record.shares if share.place in told}
@@ -55,7 +55,7 @@ def look_at(record: JobRecord, told: Mapping[Place, TaskStatus]) -> Standing:
     is_over = _is_over(present, has_trained=world.has_trained)
     is_quiet = has_settled and not (is_changing or gone or exited)
     found = (exited, gone, parted, are_all, has_settled, is_over, is_changing, is_quiet)
-    return Standing(members, joining, leaving, tasks, workers, *found)
+    return Formation(members, joining, leaving, tasks, workers, *found)
 
 
 Present = Mapping[int, TaskStatus | None]
