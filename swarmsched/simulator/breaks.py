@@ -29,7 +29,7 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import Booking, BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import CheckpointRequest, HoldRequest, OwnerAnswer, OwnerCommand, Refusal
-from swarmsched.negotiation import blame, changes, formation, gang, heard, members, regrouping
+from swarmsched.negotiation import blame, changes, formation, gang, heard, regrouping
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase
 from swarmsched.negotiation.changes import Fields
 from swarmsched.negotiation.formation import Formation, Present
@@ -430,7 +430,6 @@ BREAKS: Mapping[str, Break] = {
         "members of the world before count as training in the next",
         patches={(regrouping, "CHANGES"): _with_rule(regrouping.trains, _trains_early)},
     ),
-    "told-once": Break("a worker is told of a world once", patches={(members, "AGAIN_S"): lambda original: math.inf}),
     "always-due": Break(
         "the shepherd of a job that runs is due at every moment",
         patches={(ShepherdState, "next_deadline_s"): _always_due},

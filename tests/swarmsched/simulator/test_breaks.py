@@ -41,7 +41,6 @@ NOTICED = {
     "killed-gang-fails": (StoryOptions(nodes=3, fault_classes=("killed-workers",)), {"worlds"}),
     "neighbours-killed": (StoryOptions(nodes=3, fault_classes=("killed-shim",)), {"worlds"}),
     "older-world-trains": (THREE, {"worlds"}),
-    "told-once": (THREE, {"worlds", "ended"}),
     "always-due": (StoryOptions(nodes=1), {"spins"}),
     "nodes-fault-ends-jobs": (StoryOptions(nodes=5, fault_classes=("failing-starts",)), {"starts"}),
     "failing-node-offers": (StoryOptions(nodes=5, fault_classes=("failing-starts",)), {"starts"}),
