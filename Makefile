@@ -20,7 +20,7 @@ export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 export PATH := $(TOOLS):$(PATH)
 unexport PYTHONPATH
 
-.PHONY: all setup bytecode demo test pythons breaks chaos lint format bench faults soak science acceptance docs clean
+.PHONY: all setup bytecode demo test pythons breaks chaos lint format bench faults soak science acceptance nightly docs clean
 
 all: lint test
 
@@ -80,9 +80,9 @@ demo: bytecode $(TRAIN_STAMP)
 test: setup
 	$(BIN)/pytest -n 2 --dist loadgroup -m 'not acceptance and not chaos and not breaks' $(PYTEST_ARGS)
 
-# The same code on the other versions of Python that it is declared for, as far as they are found.
+# The same code on the other versions of Python that it is declared for, as far as they are found.  PYTHONS=one: on one.
 pythons: bytecode
-	tests/testbed/pythons.sh .pythons
+	tests/testbed/pythons.sh .pythons $(PYTHONS)
 
 # Each rule of the protocol, broken on purpose, is missed by a checker.
 breaks: bytecode
@@ -97,6 +97,10 @@ chaos: bytecode $(TRAIN_STAMP) $(PROGRAMS_STAMP)
 # longest of the papers' experiments.
 acceptance: bytecode $(TRAIN_STAMP) $(ANSIBLE_STAMP) $(API_STAMP) $(HOSTS_STAMP)
 	$(BIN)/pytest -m acceptance tests $(PYTEST_ARGS)
+
+# All that is too long for each change: every interpreter, and two thousand swarms under faults.
+nightly: acceptance pythons
+	$(BIN)/swarm simulate faults --seeds 2000
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

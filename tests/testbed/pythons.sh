@@ -1,9 +1,11 @@
 #!/bin/sh
 # Runs the rooms in which interpreters differ (sockets, processes, files, SQLite, argparse) on every declared version of Python
 # that is found and is not the one of .venv; versions that are not found are said.
-# pythons.sh FOLDER: an environment for each version is kept in FOLDER.
+# pythons.sh FOLDER [one]: an environment for each version is kept in FOLDER.  With `one` a single version runs, another one each
+# hour, so that a day of runs has seen all.
 set -u
 folder=$1
+which=${2:-all}
 uv=.venv/bin/uv
 rooms="tests/swarmsched/wire tests/agent/checkpoints tests/agent/config tests/agent/driver tests/agent/storage
   tests/agent/supervision tests/agent/task tests/agent/telemetry tests/agent/transport
@@ -11,6 +13,10 @@ rooms="tests/swarmsched/wire tests/agent/checkpoints tests/agent/config tests/ag
 own=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 declared=$(sed -n 's/.*Programming Language :: Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 failed=""
+others=""
+for version in $declared; do
+  [ "$version" = "$own" ] || others="$others $version"
+done
 
 # Tried, since a version manager puts names on the PATH behind which there is no interpreter.
 found() { # VERSION
@@ -21,8 +27,18 @@ found() { # VERSION
   return 1
 }
 
-for version in $declared; do
-  [ "$version" = "$own" ] && continue
+if [ "$which" = one ]; then
+  present=""
+  for version in $others; do
+    if found "$version" > /dev/null; then present="$present $version"; fi
+  done
+  # shellcheck disable=SC2086  # one word each
+  set -- $present
+  [ $# -eq 0 ] || shift $(($(date +%s) / 3600 % $#))
+  others=${1:-}
+fi
+
+for version in $others; do
   if ! python=$(found "$version"); then
     echo "Python $version: not found, nothing was run"
     continue

@@ -52,16 +52,20 @@ NOTICED = {
 }
 """Swarms and faults in which the rule matters, so that it is soon missed, and the invariants that say what is wrong."""
 
+NOTICED_LAST = {}
+"""The seed that showed it when this was written, tried first: any other change of a story may have another one show it."""
+
 
 def test_every_break_has_its_control():
     assert list(NOTICED) == list(BREAKS)
+    assert NOTICED_LAST.keys() <= NOTICED.keys()
 
 
 @pytest.mark.breaks
 @pytest.mark.parametrize("name", NOTICED)
 def test_a_broken_rule_is_noticed_within_200_seeds_and_nothing_is_where_it_holds(name):
     options, invariants = NOTICED[name]
-    plans = (draw_plan(seed, options) for seed in range(SEEDS))
+    plans = (draw_plan(seed, options) for seed in (NOTICED_LAST.get(name, 0), *range(SEEDS)))
     failed = next((result for plan in plans if (result := run_story(plan, name)).failure is not None), None)
     assert failed is not None, f"no checker has seen {name} in {SEEDS} seeds"
     assert failed.failure.invariant in invariants
