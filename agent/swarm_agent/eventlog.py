@@ -14,6 +14,7 @@ from swarmsched.ids import JobId, NodeId
 
 EVENTS_KEPT = 2_000
 KINDS = {
+    "api.changed": "Somebody changed over HTTP what was there; `by`, `method`, `path` and `status` say who, and what.",
     "claim.failed": "A place that was kept for a waiting job is given up: it cannot be had, or is not wanted any more.",
     "claim.made": "A shepherd has owners keep a place for a job that does not fit yet, and may have others make room.",
     "claim.used": "A job takes the place that was kept for it.",
@@ -56,7 +57,7 @@ KINDS = {
     "task.orphaned": "An agent found a task that nobody ordered, and stops it.",
     "task.thawed": "The ranks of a frozen task go on, because the job's holders answer again.",
 }
-"""All that the core announces, and what each kind says."""
+"""All that is announced, by the core and by the API, and what each kind says."""
 
 
 @dataclass(frozen=True, slots=True)

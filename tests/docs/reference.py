@@ -127,7 +127,7 @@ def operations() -> Iterator[str]:
             body = f"body `{route.body or route.stream_type}`" if route.body or route.stream_type else ""
             refusals = " ".join(f"`{code}`" for code in dict.fromkeys(route.problems))
             asked = "; ".join(filter(None, (parameters, body)))
-            public = " No token is needed." if route.is_public else ""
+            public = " No token is needed." if route.right is None else f" Right: `{route.right.value}`."
             yield f"| `{route.method} {route.path}` | {route.summary}{public} | {answers} | {asked} | {refusals} |"
 
 

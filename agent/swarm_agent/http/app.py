@@ -17,10 +17,12 @@ from multidict import CIMultiDict
 from swarm_agent import metrics
 from swarm_agent.http.exchange import JSON_TYPE, Call, HttpReply, limited, no_stream
 from swarm_agent.http.guard import Guard
+from swarm_agent.http.principal import NOBODY, Principal
 from swarm_agent.http.problem import CONTENT_TYPE, Problem
 from swarm_agent.http.routes import Route, match
 from swarm_agent.http.stream import HEARTBEAT_S, closing, ticking
 from swarm_agent.transport.arrivals import vouch
+from swarmsched.effects import Announce
 from swarmsched.ids import NodeId
 
 JSON_BYTES_LIMIT = 2**20
@@ -33,6 +35,9 @@ PEER_PREFIX = "/peer/"
 CURRENT_ID: ContextVar[str] = ContextVar("swarm_request_id", default="")
 """The id of the request that the current task handles."""
 
+CURRENT_PRINCIPAL: ContextVar[Principal] = ContextVar("swarm_principal", default=NOBODY)
+"""Who it is from."""
+
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("swarm.http")
@@ -41,8 +46,11 @@ log = logging.getLogger("swarm.http")
 class Server:
     """Serves a table of routes."""
 
-    def __init__(self, node: NodeId, guard: Guard, routes: tuple[Route, ...]) -> None:
-        self._node, self._guard = node, guard
+    def __init__(
+        self, node: NodeId, guard: Guard, routes: tuple[Route, ...], note: Callable[[Announce], object] = lambda _: None
+    ) -> None:
+        """`note` takes what is to be remembered of who has changed what."""
+        self._node, self._guard, self._note = node, guard, note
         heads = {("HEAD", route.path): route for route in routes if route.method == "GET" and not route.is_streamed}
         self._routes = {**heads, **{(route.method, route.path): route for route in routes}}
         self._streams: set[asyncio.Task[object]] = set()
@@ -66,6 +74,7 @@ class Server:
             if found is None:
                 raise Problem("not_found", f"there is no {call.method} {call.path[:200]}")
             route, params = found
+            route.check_right(call.principal)
             return await route.handler(replace(call, params=params))
         except Problem as problem:
             return HttpReply(problem.status, problem.encode(call.request_id), CONTENT_TYPE, problem.all_headers())
@@ -81,6 +90,7 @@ class Server:
             started_s = time.monotonic()
             request_id = _request_id(request)
             CURRENT_ID.set(request_id)
+            CURRENT_PRINCIPAL.set(NOBODY)  # a kept connection has one task for all its requests
             response: web.StreamResponse
             try:
                 self._check(request)
@@ -110,20 +120,32 @@ class Server:
         self._guard.check_host(request.headers.get("Host", ""), str(local[0]) if isinstance(local, tuple) else "")
         is_page = request.path == "/" and request.headers.get("Sec-Fetch-Mode") == "navigate"
         self._guard.check_origin(request.headers, is_page=is_page)
-        if route is None or not route.is_public:
-            self._guard.check_token(request.headers.get("Authorization", ""))
+        if route is None or route.right is not None:
+            principal = self._guard.principal_of(request.headers.get("Authorization", ""))
+            CURRENT_PRINCIPAL.set(principal)
             vouch(request)
+            if route is not None:
+                route.check_right(principal)
         _check_encoding(request)
 
     def _handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            answer = await route.handler(await _call_from(request, route))
+            call = await _call_from(request, route)
+            answer = await route.handler(call)
+            if route.is_audited:
+                self._audit(call, answer.status)
             headers = self._headers(CURRENT_ID.get(), answer)
             if isinstance(answer.body, bytes):
                 return web.Response(status=answer.status, body=answer.body, headers=headers)
             return await self._stream(request, answer, headers)
 
         return handle
+
+    def _audit(self, call: Call, status: int) -> None:
+        """Who has changed what; by the agent that was asked, whoever carried it out."""
+        fields = {"by": call.principal.name, "method": call.method, "path": call.path, "status": status}
+        text = f"{call.principal.name or 'somebody'}: {call.method} {call.path}, answered {status}"
+        self._note(Announce("api.changed", text, node=NodeId(self._node), fields=fields))
 
     def _headers(self, request_id: str, answer: HttpReply) -> CIMultiDict[str]:
         headers = CIMultiDict({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
@@ -177,6 +199,7 @@ async def _call_from(request: web.Request, route: Route) -> Call:
         body=await _json_body(request) if route.body else b"",
         request_id=CURRENT_ID.get(),
         stream=request.content.iter_any() if route.stream_type else no_stream(),
+        principal=CURRENT_PRINCIPAL.get(),
     )
 
 

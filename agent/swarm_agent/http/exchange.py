@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from swarm_agent.http.principal import NOBODY, Principal
 from swarm_agent.http.problem import Problem, bad_parameter, invalid, refuse_unknown
 from swarmsched.fields import is_text
 
@@ -61,6 +62,7 @@ class Call:
     request_id: str = ""
     hops: int = 0
     stream: AsyncIterator[bytes] = field(default_factory=no_stream)
+    principal: Principal = NOBODY
 
     def json(self, *known: str) -> dict[str, Any]:
         """The body as an object with some of the `known` keys and no others; an empty body is an empty object."""

@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from swarm_agent.config import AgentConfig
+from swarm_agent.http.principal import OPERATOR, Principal
 from swarm_agent.http.problem import Problem
 
 UNSAFE_FETCH_SITES = ("cross-site", "same-site")
@@ -44,14 +45,15 @@ class Guard:
         if headers.get("Sec-Fetch-Site") in UNSAFE_FETCH_SITES and not is_page:
             raise Problem("cross_origin", "the browser says that another web site sent this request")
 
-    def check_token(self, authorization: str) -> None:
-        """Compares with each in constant time."""
+    def principal_of(self, authorization: str) -> Principal:
+        """Who has that token; each is compared in constant time."""
         scheme, _, given = authorization.partition(" ")
         sent = given.strip().encode("utf-8", "replace")
         is_right = any(hmac.compare_digest(sent, token.encode()) for token in self.tokens)
         if scheme.lower() != "bearer" or not is_right:
             said = "the bearer token is wrong" if given else "no bearer token was sent"
             raise Problem("unauthorised", said, headers={"WWW-Authenticate": 'Bearer realm="swarm"'})
+        return OPERATOR
 
 
 def _location(origin: str) -> str | None:

@@ -43,8 +43,8 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
 def problem_codes(route: Route) -> tuple[str, ...]:
     """Every kind of problem that the route may answer."""
     codes = [*route.problems, *GENERAL_PROBLEMS]
-    if not route.is_public:
-        codes.append("unauthorised")
+    if route.right is not None:
+        codes += ["unauthorised", "forbidden"]
     if route.parameters:
         codes += ["bad_parameter", *(each.code for each in route.parameters)]
     if route.body:
@@ -62,8 +62,10 @@ def _operation(route: Route) -> dict[str, Any]:
         "parameters": [*map(_path_parameter, PATH_PARAMETER.findall(route.path)), *map(_parameter, route.parameters)],
         "responses": _responses(route),
     }
-    if route.is_public:
+    if route.right is None:
         operation["security"] = []
+    else:
+        operation["x-right"] = route.right.value
     if route.body or route.stream_type:
         operation["requestBody"] = _request_body(route)
     return operation

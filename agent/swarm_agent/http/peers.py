@@ -12,6 +12,7 @@ import aiohttp
 from swarm_agent.http.exchange import Call, HttpReply
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.port import AgentPort
+from swarm_agent.http.principal import principal_from
 from swarm_agent.http.problem import CONTENT_TYPE, Problem
 from swarm_agent.http.reach import answer_of, items_of
 from swarm_agent.http.stream import closing
@@ -150,6 +151,7 @@ class Peers:
             "body": call.body,
             "request_id": call.request_id,
             "hops": call.hops + 1,
+            "by": call.principal.to_json(),
         }
         try:
             async with asyncio.timeout(timeout_s):
@@ -213,6 +215,7 @@ def _call_from(payload: dict[str, Any]) -> Call:
         body=body if isinstance(body, bytes) else b"",
         request_id=str(payload.get("request_id", ""))[:64],
         hops=max(1, int(payload.get("hops", 1))),
+        principal=principal_from(payload.get("by")),
     )
 
 

@@ -31,6 +31,8 @@ KINDS: dict[str, Kind] = {
     "bad_request": Kind(400, "The request is not well formed", "Check method, headers and body against /openapi.json."),
     "unauthorised": Kind(401, "A bearer token is needed",
         "Give the swarm's token: `swarm login HOST --token-file FILE`, or the header `Authorization: Bearer TOKEN`."),
+    "forbidden": Kind(403, "A right is missing",
+        "`detail` names the right; ask whoever runs the swarm for it, or for somebody who has it."),
     "wrong_host": Kind(403, "This agent is not known under that host name",
         "Use the agent's address or node name, or add the name to `allowed_hosts` in the agent's configuration. "
         "The check keeps web pages from reaching the agent through names that they control."),

@@ -8,10 +8,12 @@ from typing import Any
 
 from swarm_agent.http.exchange import JSON_TYPE, NDJSON_TYPE, Handler
 from swarm_agent.http.parameter import Parameter
+from swarm_agent.http.principal import Principal, Right
 from swarm_agent.http.problem import Problem, bad_parameter, refuse_unknown, refused_parameters
 from swarmsched.api import KEY_SHOWN, PROBLEMS_LIMIT
 
 UNKNOWN = "unknown_parameter"
+SAFE_METHODS = ("GET", "HEAD")
 QUERY_CODES = (UNKNOWN, "bad_parameter", "unknown_field")
 """Of mistakes in a query, the gravest first."""
 
@@ -34,6 +36,9 @@ class Route:
 
     A body is JSON by the schema `body`, or else of `stream_type` and handed to the handler as it comes, with limits of
     its own.  The operation's id is the handler's name in camel case, unless one is given.
+
+    `right` is what a principal needs for it; None: nothing, not even a token.  `only_adds`: nothing that is there
+    already becomes another one.
     """
 
     method: str
@@ -46,9 +51,21 @@ class Route:
     stream_type: str = ""
     is_body_required: bool = True
     problems: tuple[str, ...] = ()
-    is_public: bool = False
+    right: Right | None = Right.VIEW
+    only_adds: bool = False
     given_id: str = ""
     reserved: str = ""
+
+    @property
+    def is_audited(self) -> bool:
+        """True where it changes what is there already."""
+        return self.method not in SAFE_METHODS and not self.only_adds
+
+    def check_right(self, principal: Principal) -> None:
+        """Raises `Problem` forbidden for one who has not the right that it needs."""
+        if self.right is not None and self.right not in principal.rights:
+            what = f"the right {self.right.value!r}, which {self.method} {self.path} needs"
+            raise Problem("forbidden", f"{principal.name or 'whoever asks'} has not {what}")
 
     @property
     def pattern(self) -> str:

@@ -1,5 +1,7 @@
 """Puts the parts of the API together for one agent."""
 
+import time
+
 from aiohttp import web
 
 from swarm_agent.http.app import Server
@@ -48,7 +50,8 @@ def build_api(
         *blob_routes(BlobUploads(agent)),
         *health_routes(Health(agent, facts, render_metrics), openapi, page),
     )
-    server = Server(agent.config.name, Guard(tokens, known_hosts(agent.config)), routes)
+    guard = Guard(tokens, known_hosts(agent.config))
+    server = Server(agent.config.name, guard, routes, lambda told: agent.events.append(told, time.time()))
     for kind, handler in (
         ("find", jobs.on_find),
         ("tasks", jobs.on_tasks),

@@ -1,11 +1,19 @@
 """Host, Origin and token: what never reaches a handler."""
 
+import json
+
 import pytest
 
+from swarm_agent.http.exchange import Call
 from swarm_agent.http.guard import Guard, host_name, known_hosts
 from swarm_agent.http.openapi import openapi_document
+from swarm_agent.http.peers import Peers, code_of
+from swarm_agent.http.principal import Principal, Right, principal_from
 from swarm_agent.http.problem import Problem
-from tests.agent.http.testing import OLD_TOKEN, TOKEN
+from swarmsched.ids import NodeId
+from tests.agent.http.testing import OLD_TOKEN, TOKEN, a_record, job_id
+
+ALPHA, N1 = job_id(1), NodeId("n1")
 
 EVERY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 
@@ -37,6 +45,56 @@ async def test_a_wrong_token_is_refused(n1, given):
     response = await n1.client.get("/v1/nodes", headers={"Authorization": given})
     assert response.status == 401
     assert (await response.json(content_type=None))["code"] == "unauthorised"
+
+
+async def test_a_forwarded_request_keeps_who_asked_and_needs_the_right_of_its_route(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    viewer = Principal("guest", frozenset({Right.VIEW}))
+    peers = Peers(n2.agent, n2.agent)
+    assert (await peers.forward(N1, Call("GET", f"/v1/jobs/{ALPHA}", principal=viewer))).status == 200
+    reply = await peers.forward(N1, Call("POST", f"/v1/jobs/{ALPHA}/cancel", principal=viewer))
+    assert (reply.status, code_of(reply)) == (403, "forbidden")
+    assert isinstance(reply.body, bytes)
+    assert "guest has not the right 'use'" in json.loads(reply.body)["detail"]
+    assert n1.agent.commands == []
+
+
+@pytest.mark.parametrize(
+    ("told", "rights"),
+    [
+        (None, set(Right)),  # of 0.1.0
+        ({}, set()),
+        ("operator", set()),
+        ({"name": "operator"}, set()),
+        ({"name": "x", "rights": "operate"}, set()),
+        ({"name": "x", "rights": ["view", "fly", 7, None, ["use"]]}, {Right.VIEW}),
+    ],
+)
+def test_who_is_told_wrongly_has_no_right(told, rights):
+    assert principal_from(told).rights == rights
+
+
+async def test_every_change_needs_more_than_to_see(n1):
+    document = await n1.get("/openapi.json")
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            is_public = operation.get("security") == []
+            assert is_public == ("x-right" not in operation), (method, path)
+            assert is_public or method in ("get", "head") or operation["x-right"] in ("use", "operate"), (method, path)
+
+
+async def test_who_has_changed_something_that_was_there_is_an_event_and_who_has_added_something_is_none(n1):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    await n1.ask("POST", "/v1/tickets")
+    response = await n1.ask("POST", f"/v1/jobs/{ALPHA}/cancel")
+    (event,) = [each for each in n1.agent.events.since() if each.kind == "api.changed"]
+    assert event.fields == {
+        "by": "operator",
+        "method": "POST",
+        "path": f"/v1/jobs/{ALPHA}/cancel",
+        "status": response.status,
+    }
+    assert event.text == f"operator: POST /v1/jobs/{ALPHA}/cancel, answered {response.status}"
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz", "/openapi.json", "/errors/unknown_job", "/"])
