@@ -52,7 +52,7 @@ class Twin:
         self.is_proven = True  # unless it was given the state of others, and not found equal to them since
 
     def prove(self, *, is_equal: bool) -> None:
-        """It was found equal to others, or was given their state and not compared yet."""
+        """The replica was found equal to others, or was given their state and not compared yet."""
         self.is_proven = is_equal
 
     def begin(self, *, is_checked: bool) -> None:

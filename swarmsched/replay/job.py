@@ -182,7 +182,7 @@ class ReplayJob:
             self.migrations += bool(before) and sum([share.ranks for share in before]) == self.ranks
 
     def note_migration(self) -> None:
-        """It goes on with its size on other hosts."""
+        """The job goes on with its size on other hosts."""
         self.migrations += 1
 
     def leave(self, now_s: float) -> None:

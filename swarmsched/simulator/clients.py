@@ -57,7 +57,7 @@ class UserJob:
     ranks_asked: int = 0  # the most that people wanted it to have at least, later
 
     def refuse(self, refusal: Refused) -> None:
-        """Its user is told that the swarm does not take it."""
+        """The user is told that the swarm does not take the job."""
         self.refusal = refusal
 
     @property

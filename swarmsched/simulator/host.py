@@ -156,7 +156,7 @@ class Host:
         self.resources = resources
 
     def slow_planner(self, plan_s: float, *, fails: bool) -> None:
-        """Its planner answers after so long, or that there is no plan."""
+        """The planner answers after so long, or says that there is no plan."""
         self.plan_s, self.planner_fails = plan_s, fails
 
     @property

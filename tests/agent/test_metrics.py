@@ -318,10 +318,12 @@ def test_events_of_the_core_become_histograms_and_counts(observed):
 
 
 def test_lag_and_commits_become_histograms(observed):
-    driver = SimpleNamespace(barrier=SimpleNamespace())
+    told = []
+    driver = SimpleNamespace(tell_lag=told.append, barrier=SimpleNamespace(tell_commits=told.append))
     observed.watch_driver(driver)
-    driver._observe_lag(0.3)
-    driver.barrier._observe_commit(0.02)
+    observe_lag, observe_commit = told
+    observe_lag(0.3)
+    observe_commit(0.02)
     text = page(agent())
     assert samples(text, "swarm_loop_lag_seconds_sum") == {(): 0.3}
     assert samples(text, "swarm_commit_seconds_bucket")[("0.025",)] == 1.0
@@ -329,10 +331,11 @@ def test_lag_and_commits_become_histograms(observed):
 
 
 def test_plans_and_what_models_were_off_by_become_histograms(observed):
-    planner = SimpleNamespace(promises=Promises())
-    observed.watch_planner(planner)
-    planner._observe_plan("swarm", "planned", 0.02)
-    planner._observe_plan("swarm", "fell_back", 0.3)
+    told = []
+    observed.watch_planner(SimpleNamespace(promises=Promises(), tell_plans=told.append))
+    (observe_plan,) = told
+    observe_plan("swarm", "planned", 0.02)
+    observe_plan("swarm", "fell_back", 0.3)
     observed.observe_announce(Announce("model.checked", "", JobId(JOB), None, {"error_ratio": 0.08}))
     text = page(agent())
     assert samples(text, "swarm_plan_seconds_sum") == {("swarm",): 0.02}
@@ -352,7 +355,7 @@ def test_plans_and_what_models_were_off_by_become_histograms(observed):
 def test_when_jobs_start_is_held_against_what_was_predicted_first(
     observed, monkeypatch, waited_s, direction, error_s, result
 ):
-    job_id, planner = JobId(JOB), SimpleNamespace(promises=Promises())
+    job_id, planner = JobId(JOB), SimpleNamespace(promises=Promises(), tell_plans=lambda _: None)
     observed.watch_planner(planner)
 
     def hear(seen_s, start):

@@ -121,7 +121,7 @@ class ReadFacts:
         return told
 
     def has_shim(self, pid: int) -> None:
-        """Its shim is known before it has written that down."""
+        """The shim is known before it has written that down."""
         self.shim_pid = pid
 
     def _take(self, line: str) -> FactKind | RankExit:
