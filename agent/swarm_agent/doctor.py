@@ -14,6 +14,7 @@ from pathlib import Path
 
 from swarm_agent.agent import Agent
 from swarm_agent.config import AgentConfig, ephemeral_ports
+from swarm_agent.eventlog import LoggedEvent
 from swarm_agent.faults import Faults
 from swarm_agent.staging.requirements import default_python
 from swarm_agent.task.account import Account, find_account, may_reach
@@ -51,6 +52,7 @@ def examine(agent: Agent) -> tuple[Diagnosis, ...]:
         _core(agent.faults),
         _python(find_account(agent.config.job_user), [Path(sys.executable), Path(default_python())]),
         _limits(agent.tasks.limits.complaint, is_witness=agent.config.witness),
+        _setting([event for event in agent.events.since() if event.kind in ("setting.refused", "setting.changed")]),
         _refused([event.text for event in agent.events.since() if event.kind == "member.refused"]),
     )
 
@@ -63,6 +65,13 @@ def _refused(told: Sequence[str]) -> Diagnosis:
     remedy = "correct the clock of that node, move its agent.db aside and start its agent again"
     detail = told[-1] if told else "the claims of all members are believed"
     return _judged("refused_members", detail, remedy, is_ok=not told)
+
+
+def _setting(told: Sequence[LoggedEvent]) -> Diagnosis:
+    is_refused = bool(told) and told[-1].kind == "setting.refused"
+    detail = f"the newest is of no use here: {told[-1].text}" if is_refused else "the newest that was heard is in force"
+    remedy = "install the package that has the policy here as well, and start this agent again"
+    return _judged("setting", detail, remedy, is_ok=not is_refused)
 
 
 def _work(agent: Agent) -> Diagnosis:

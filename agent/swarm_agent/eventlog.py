@@ -52,6 +52,7 @@ KINDS = {
     "plan.fell_back": "A policy raised an error or made a plan that cannot be followed: `backfill` planned instead.",
     "plan.ignored": "A decision of a plan was not carried out; the text says why.",
     "setting.changed": "The swarm-wide setting is another one: policy, parameters, elasticity or restartable.",
+    "setting.refused": "This agent cannot use the swarm-wide setting, mostly for want of the package with its policy.",
     "task.frozen": "The ranks of a task are frozen, because no majority of the job's holders answers.",
     "task.killed_over": "The ranks of a task are killed, because their job has gone on elsewhere or is over.",
     "task.orphaned": "An agent found a task that nobody ordered, and stops it.",

@@ -50,6 +50,7 @@ class SettingRegister:
         self._node_id = node_id
         self._check = check
         self.current = SwarmSetting()
+        self._refused, self._refusal = (0, ""), ""  # the newest that is of no use here, and why, until it is told
 
     def propose(self, setting: PolicySetting) -> SwarmSetting:
         """Adopt a new setting of our own; SwarmError if it is not usable, and then nothing has changed."""
@@ -71,9 +72,17 @@ class SettingRegister:
         try:
             self._check(setting.policy_setting)
         except SwarmError as error:
+            if setting.stamp > self._refused:
+                self._refused = setting.stamp
+                self._refusal = f"version {setting.version}, set on {setting.node_id}: {error}"
             raise RemoteProtocolError(str(error), kind="SwarmSetting") from error
         self.current = setting
         return True
+
+    def take_refusal(self) -> str:
+        """Why a setting that was heard cannot be used here; told once for each."""
+        told, self._refusal = self._refusal, ""
+        return told
 
 
 def encode_setting(setting: SwarmSetting) -> bytes:

@@ -493,6 +493,9 @@ class StatePlane:
             elif isinstance(news, JobCard) and news.job_id in self._desk:
                 self._desk.outbid(news.job_id, news.epoch, news.counter)
         self.opening_count += self._library.opening_count - opening_count
+        refusal = self._library.setting.take_refusal()
+        if refusal:
+            effects.append(Announce("setting.refused", refusal, node=self._config.node_id))
         return effects
 
     def _publish_due(self, now_s: float) -> list[Effect]:

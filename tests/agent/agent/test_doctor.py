@@ -8,6 +8,7 @@ import pytest
 from swarm_agent import config as config_module
 from swarm_agent import doctor
 from swarm_agent.config import AgentConfig
+from swarm_agent.eventlog import LoggedEvent
 from swarm_agent.startup import running_agent
 from swarm_agent.storage.store import DATABASE_FILE, Store
 from swarm_agent.task.account import Account
@@ -37,6 +38,10 @@ async def test_a_database_begun_with_a_clock_far_ahead_is_told_of_once_the_clock
     assert f"mv {tmp_path / 'a' / DATABASE_FILE} aside" in check.remedy
 
 
+def said(kind: str) -> LoggedEvent:
+    return LoggedEvent(1, 0.0, kind, "version 7, set on b: there is no policy 'x'")
+
+
 def test_each_trouble_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kernel = tmp_path / "range"
     kernel.write_text("1024 65535")
@@ -55,6 +60,7 @@ def test_each_trouble_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, 
         doctor._lag(30.0),
         doctor._python(Account("trainer", "/", "/bin/sh", uid=54_321, gid=54_321), [hidden]),
         doctor._refused(["a claim about b is refused for its generation"]),
+        doctor._setting([said("setting.changed"), said("setting.refused")]),
     ]
 
     assert {each.status for each in troubles} == {"warning"}
@@ -62,6 +68,7 @@ def test_each_trouble_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, 
     assert "3 wrong_key" in troubles[5].detail
     assert "malformed" not in troubles[5].detail
     assert str(hidden) in troubles[7].detail
+    assert doctor._setting([said("setting.refused"), said("setting.changed")]).status == "ok"
 
 
 def test_a_python_that_the_account_of_jobs_may_execute_is_no_trouble(tmp_path: Path) -> None:

@@ -532,9 +532,12 @@ def test_an_unusable_setting_changes_nothing_here_or_elsewhere() -> None:
     with pytest.raises(ConfigError, match="did you mean 'backfill'"):
         net.planes[A].propose_setting(PolicySetting("backfil"), net.now_s)
     foreign = encode_setting(SwarmSetting(7, "x", "las", {"promote_knob": -5.0}))
-    deliver(net, A, Parcel(ParcelKind.SETTING, 0, foreign))
+    for _ in range(2):  # as each round of gossip brings it again
+        deliver(net, A, Parcel(ParcelKind.SETTING, 0, foreign))
     assert net.planes[A].setting.stamp == (0, "")
-    assert net.planes[A].counters["poisoned"] == 1
+    assert net.planes[A].counters["poisoned"] == 2
+    told = [effect.text for _, effect in net.effects if isinstance(effect, Announce)]
+    assert [text.partition(": ")[0] for text in told] == ["version 7, set on x"]
 
 
 def test_an_owners_answer_repairs_the_view_until_a_newer_record_comes() -> None:
