@@ -207,7 +207,7 @@ class Attempt:
         return self._send_all(now_s, self._launch_request)
 
     def fail(self, node: NodeId | None, problem: str) -> list[Effect]:
-        """It comes to nothing, because of that node if of any."""
+        """The attempt comes to nothing, because of that node if of any."""
         self.phase, self.problem, self.refusing_node = AttemptPhase.FAILED, problem, node
         self._pending.clear()
         return []

@@ -203,7 +203,7 @@ class Scaled(RecordChange):
 
 
 class Rebatched(RecordChange):
-    """Its ranks are to train with another batch from now on."""
+    """A job's ranks are to train with another batch from now on."""
 
     global_batch: int
 
@@ -291,7 +291,7 @@ def left_by(shares: Iterable[Share], attempt: int) -> tuple[Leftover, ...]:
 
 
 def with_leftovers(record: JobRecord, left: tuple[Leftover, ...]) -> tuple[Leftover, ...]:
-    """Those that it names, and these."""
+    """The leftovers that a record names, and these."""
     known = {*record.leftovers}
     return (*record.leftovers, *(each for each in left if each not in known))
 

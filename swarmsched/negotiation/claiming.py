@@ -62,7 +62,7 @@ class Claiming:
 
     @property
     def place(self) -> Shares:
-        """That which is wanted; empty where none is."""
+        """The place that is wanted; empty where none is."""
         return self._shares
 
     @property
@@ -77,7 +77,7 @@ class Claiming:
 
     @property
     def stands_in_line(self) -> bool:
-        """It is kept until all of it is free, for as long as the job waits."""
+        """The place is kept until all of it is free, for as long as the job waits."""
         return self.is_kept and not self._must_be_free
 
     @property

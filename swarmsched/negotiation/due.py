@@ -1,5 +1,5 @@
-"""What is due of a job, as a table of phases beside the life cycle: what follows once when a state is entered, what is
-told to owners as long as it lasts, and which changes of the record lead out of it.
+"""What is due of a job, as a table of phases beside the life cycle. A phase says what follows once when a state is
+entered, what is told to owners as long as it lasts, and which changes of the record lead out of it.
 
 All of it follows from the decided record and from what is known (`ShepherdState`), so it is the same whether this
 shepherd has brought the job here or has taken it up from another.  Changes are looked for only while no update is under

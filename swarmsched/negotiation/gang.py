@@ -82,7 +82,7 @@ def _blamed(task: TaskStatus, gang: "Gang") -> TaskStatus:
 
 
 def is_clean(task: TaskStatus) -> bool:
-    """Its ranks ended by themselves, and all went well."""
+    """True where a task's ranks ended by themselves, and all went well."""
     has_ended = task.stage is TaskStage.EXITED and bool(task.exits) and task.failure is TaskFailure.NONE
     return has_ended and not any(each.exit_code or each.signal for each in task.exits)
 
@@ -133,7 +133,7 @@ class Gang:
         self._note_end(record, now_s)
 
     def has(self, record: JobRecord, now_s: float) -> list[SendPeer]:
-        """Its parts are those of the record from now on; acknowledgements of what others have told last."""
+        """The gang's parts are those of the record from now on; acknowledgements of what others have told last."""
         self.shares = record.shares
         self.revision += 1
         places = {share.place for share in record.shares}
@@ -158,11 +158,11 @@ class Gang:
             self.running_since_s, self.hears_owners_until_s = now_s - record.counted_s, now_s + HEAR_OWNERS_S
 
     def began(self) -> None:
-        """Its ranks have begun under us."""
+        """The gang's ranks have begun under us."""
         self.is_warming = True
 
     def trains(self) -> bool:
-        """Its ranks have told of their training: True for the first time."""
+        """The gang's ranks have told of their training: True for the first time."""
         was_warming, self.is_warming = self.is_warming, False
         return was_warming
 
@@ -191,11 +191,11 @@ class Gang:
     # The order to stop.
 
     def allow_grace(self, grace_s: float | None) -> None:
-        """Its ranks get that long when they are told to stop; None: as long as its people have said."""
+        """The gang's ranks get that long when they are told to stop; None: as long as its people have said."""
         self.stop_grace_s = grace_s
 
     def stop(self, now_s: float) -> None:
-        """Its ranks are to be told to stop, again if they were told before."""
+        """The gang's ranks are to be told to stop, again if they were told before."""
         self.stop_again_s = now_s
 
     def doom(self, grace_s: float, now_s: float) -> None:
@@ -203,7 +203,7 @@ class Gang:
         self.is_stopping, self.stop_grace_s, self.stop_again_s = True, grace_s, now_s
 
     def told_to_stop(self, again_s: float) -> None:
-        """Its ranks were told to stop, and are told again then."""
+        """The gang's ranks were told to stop, and are told again then."""
         self.stop_again_s = again_s
 
 

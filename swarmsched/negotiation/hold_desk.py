@@ -135,13 +135,13 @@ class HoldDesk:
         return [*durable, SendPeer(shepherd, refused)]
 
     def drop_idle_ports(self, job_id: JobId) -> list[Effect]:
-        """Those that were bound for holds of this job which are gone."""
+        """Drop ports that were bound for holds of this job which are gone."""
         bound = dict.fromkeys((*self._ports, *self._waiting))
         idle = [key for key in bound if key[0] == job_id and not self._has_task(key) and not self._ledger.entry(key)]
         return [effect for key in idle for effect in self.drop_port(key)]
 
     def withdraw(self, key: TaskKey) -> list[Effect]:
-        """Its shepherd wants it no more."""
+        """The shepherd of a hold wants its port no more."""
         self._patient.pop(key, None)
         return self.drop_port(key)
 

@@ -73,7 +73,7 @@ class Regrouping:
         return now_s >= self._join_until_s
 
     def spare(self, parts: Iterable[int], until_s: float) -> None:
-        """They are new, and not to be called slow before that."""
+        """New parts, which are not to be called slow before that."""
         self._spared_s |= dict.fromkeys(parts, until_s)
 
     def spared(self, now_s: float) -> list[int]:
@@ -95,7 +95,8 @@ class Regrouping:
         return WorldPlan(world.version, record.epoch, told, world.lost, not world.has_trained, nodes)
 
     def uninformed(self, plan: WorldPlan, formation: Formation, now_s: float) -> list[Share]:
-        """Those who are to be told of it now: until they say that they have heard, and who leaves as well."""
+        """Members that are to be told of a plan now: until they say that they have heard, and those that leave as
+        well."""
         found = []
         for share in (*formation.members, *formation.leaving):
             worker = formation.workers[share.part]
@@ -107,7 +108,7 @@ class Regrouping:
         return found
 
     def overdue(self, lost: Collection[int], formation: Formation, now_s: float) -> list[Share]:
-        """Those who are to be stopped now: they have not left by themselves, never trained, or stand still."""
+        """Members that are to be stopped now: they have not left by themselves, never trained, or stand still."""
         found = []
         for share in formation.leaving:
             since_s = self._leaving_since_s.setdefault(share.part, now_s)
@@ -123,7 +124,7 @@ class Regrouping:
     # While a change is under way.
 
     def look_again(self, formation: Formation, now_s: float) -> None:
-        """It is looked at once in a while, whatever happens."""
+        """A change is looked at once in a while, whatever happens."""
         self._parted_s = min(self._parted_s, now_s) if formation.parted else float("inf")
         if not (formation.is_changing or self.leave):
             self.again_s = float("inf")

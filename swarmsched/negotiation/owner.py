@@ -86,8 +86,8 @@ PROVEN = {TaskFailure.SYNC: "the files", TaskFailure.ENVIRONMENT: "the environme
 
 
 class StoredTask(Value):
-    """What is durable of a task: its order, its job's holders if they have changed since, and who must hear of it even
-    when its lease is gone.
+    """What is durable of a task: its order, and its job's holders if they have changed since. So is who must hear of
+    it even when its lease is gone.
 
     The end of a task that was never launched is kept here too, for no shim has left a record of it.
     """
@@ -628,8 +628,8 @@ class Owner:
         return effects
 
     def learn(self, record: JobRecord, now_s: float) -> list[Effect]:
-        """Our own store has this record: its holders count from this moment (else, as one of two old holders, we would
-        go on believing that nobody can decide without us)."""
+        """Our own store has this record, whose holders count from this moment. Else, as one of two old holders, we
+        would go on believing that nobody can decide without us."""
         extended = self._line.learned(record.job_id, record.stamp, record.configuration, now_s)
         return [*extended, *self._save_holders()]
 

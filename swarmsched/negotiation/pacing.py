@@ -42,7 +42,7 @@ class Pacing:
 
     @property
     def has_failed_often(self) -> bool:
-        """It found no place again and again."""
+        """True where the job found no place again and again."""
         return self._failed_attempts >= STARVING_ATTEMPTS
 
     def next_number(self, record: JobRecord) -> int:
@@ -63,7 +63,8 @@ class Pacing:
         self._failed_attempts = self._skipped_attempts = 0
 
     def failed(self, refusal: Refusal, refusing_node: NodeId | None, now_s: float, *, was_alone: bool = False) -> None:
-        """It found no place; `refusing_node` is not asked again at once, unless its answer told what it has left.
+        """The job found no place; `refusing_node` is not asked again at once, unless its answer told what it has
+        left.
 
         A job that asked one owner alone was in nobody's way and others in its own once: no reason to wait for long.
         Nor is it one that an earlier life went further than the record says.
@@ -94,7 +95,7 @@ class Pacing:
         return [node for node, until_s in self.avoided.items() if until_s > time_s]
 
     def avoid(self, node: NodeId, now_s: float) -> None:
-        """It could not start its part of the gang, or reach rank 0."""
+        """A node could not start its part of the gang, or reach rank 0."""
         count = self._avoidances.get(node, 0)
         if now_s > self.avoided.get(node, now_s) + SETBACKS_FORGOTTEN_S:
             count = 0

@@ -36,7 +36,7 @@ class RecordWriter:
         self._wished: list[str] = []
 
     def wish(self, change: RecordChange) -> None:
-        """It is to be written in its turn, if it is still wanted then."""
+        """A change is to be written in its turn, if it is still wanted then."""
         self.waiting.append(change)
         self.wished_count += 1
         self._wished.append(type(change).__name__)

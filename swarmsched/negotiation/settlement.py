@@ -71,8 +71,8 @@ class Settlement:
         return effects
 
     def ended(self, place: Place, attempt: int) -> bool:
-        """Its owner says that no process of it is left, or an operator that the owner is lost.  True when it was
-        open."""
+        """An owner says that no process of a leftover is left, or an operator that the owner is lost. True when it
+        was open."""
         return self.open.pop(Leftover(place.node, attempt, part=place.part), None) is not None
 
     def silence_told(self, sender: NodeId, answer: SilenceAnswer, record: JobRecord) -> list[Leftover]:
@@ -126,7 +126,7 @@ class Suspicions:
         return record.configuration.is_quorum(self._silent.get(node, {}), self.quorum)
 
     def clear(self, node: NodeId) -> None:
-        """It is back."""
+        """A node is back."""
         self._believed_s.pop(node, None)
         self._silent.pop(node, None)
 

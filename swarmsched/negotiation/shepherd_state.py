@@ -175,7 +175,7 @@ class ShepherdState:
 
     @property
     def is_between_places(self) -> bool:
-        """It is being placed: others would see it without any place."""
+        """True while the job is being placed: others would see it without any place."""
         return self.attempt is not None and self.decided.state is not JobState.RUNNING
 
     @property
@@ -194,7 +194,7 @@ class ShepherdState:
         return self.attempt.unanswered_holds if self.attempt else ()
 
     def is_starving(self, now_s: float) -> bool:
-        """It has waited or tried for so long that its place must be kept for it."""
+        """True where the job has waited or tried for so long that its place must be kept for it."""
         waited_s = now_s - self.queued_since_s
         return self.is_waiting and (waited_s >= STARVING_S or self.pacing.has_failed_often)
 
@@ -204,7 +204,7 @@ class ShepherdState:
         return bool(self.settlement.open) or any(self.has_share(node) for node in self.silent)
 
     def hangs_on(self, node: NodeId) -> bool:
-        """Its start or its end waits for that node's word."""
+        """True where the start or the end of the job waits for that node's word."""
         is_starting = self.attempt is not None and self.attempt.awaits(node)
         return is_starting or self.decided.state is JobState.STOPPING
 
@@ -343,12 +343,12 @@ class ShepherdState:
             self.gang.stop(self.now_s)
 
     def wish_answer(self, request_id: int, *, was_known: bool = False) -> None:
-        """Have a client told the record after the updates under way: others may have told of their outcome already, and
-        nobody may be told of an older one then."""
+        """Have a client told the record after the updates under way. Others may have told of their outcome already,
+        and nobody may be told of an older one then."""
         self._asking[request_id] = (self.writer.wished_count, was_known)
 
     def answered_clients(self) -> list[ReplyToClient]:
-        """Those for whom all is decided that was wished before they asked."""
+        """Clients for whom all is decided that was wished before they asked."""
         done = self.writer.done_count
         ready = [
             (request_id, was_known) for request_id, (awaited, was_known) in self._asking.items() if awaited <= done
@@ -360,7 +360,7 @@ class ShepherdState:
         ]
 
     def unanswered_clients(self) -> list[int]:
-        """Those who wait for an answer, none of whom will be given any."""
+        """Clients who wait for an answer, none of whom will be given any."""
         asking, self._asking = list(self._asking), {}
         return asking
 
@@ -373,13 +373,13 @@ class ShepherdState:
         self.rescale_to = (target, reason)
 
     def leave_for_kept_place(self) -> None:
-        """Its attempt ends so that it goes on in the place that is kept for it."""
+        """The attempt ends so that the job goes on in the place that is kept for it."""
         if self.rescale_to is not None:
             (self.next_place, reason), self.rescale_to = self.rescale_to, None
             self.wish_stop(EndReason.RESCALED, reason)
 
     def stay(self) -> None:
-        """It is not to go elsewhere any more."""
+        """The job is not to go elsewhere any more."""
         self.rescale_to, self.next_place = None, Allocation()
 
     # What owners have told.
@@ -468,13 +468,13 @@ class ShepherdState:
         self.attempt, self.regrouping = None, Regrouping()
 
     def back_in_queue(self) -> None:
-        """Its gang is over, or was given up."""
+        """The job's gang is over, or was given up."""
         self.end_attempt()
         self.gang, self.regrouping, self.vouched = Gang(), Regrouping(), {}
         self.reason, self.queued_since_s = self.decided.reason, self.now_s
 
     def wait_since_now(self) -> None:
-        """It has come to this shepherd."""
+        """The job has come to this shepherd."""
         self.queued_since_s = self.now_s
 
     def vouch(self, nodes: Iterable[NodeId]) -> None:

@@ -82,7 +82,7 @@ class ChangeWished(Value):
 
 
 class BatchWished(Value):
-    """Its ranks are to go on with another batch; they are told in answer to what they report."""
+    """A job's ranks are to go on with another batch; they are told in answer to what they report."""
 
     global_batch: int
     reason: str
@@ -151,7 +151,7 @@ class SignalAsked(Value):
 
 
 class HoldersWished(Value):
-    """Its holders are to be exchanged, in two updates."""
+    """A job's holders are to be exchanged, in two updates."""
 
     holders: Holders
     leaving: Holders

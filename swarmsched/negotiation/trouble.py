@@ -31,7 +31,7 @@ class Trouble:
         self._faults: dict[TaskFailure, _Fault] = {}
 
     def ran_short(self, shortage: str) -> None:
-        """Its disk is nearly full, in words for people, or has room again: empty."""
+        """The node's disk is nearly full, in words for people, or has room again: empty."""
         self.shortage = shortage
 
     def failed(self, kind: TaskFailure, detail: str, now_s: float) -> None:

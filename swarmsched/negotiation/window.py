@@ -1,5 +1,5 @@
-"""How much of one kind an agent has under way at once: as much as is answered in time, found as TCP finds its window
-(Jacobson and Karels 1988: additive increase, multiplicative decrease).
+"""How much of one kind an agent has under way at once: as much as is answered in time. It is found as TCP finds its
+window (Jacobson and Karels 1988: additive increase, multiplicative decrease).
 
 Agents, disks and networks that fall behind answer late, and whatever is tried again because of that makes them later
 still.  Jobs without GPUs have no other limit: every one of them fits at any time.  So an agent begins less while what
@@ -40,12 +40,12 @@ class Window(Generic[K]):
         return next(iter(self._begun_s.values()), float("inf")) + GIVEN_UP_S
 
     def begun(self, key: K, now_s: float) -> None:
-        """It is under way, whether or not there was room."""
+        """One more is under way, whether or not there was room."""
         self._begun_s.pop(key, None)
         self._begun_s[key] = now_s
 
     def ended(self, key: K, now_s: float) -> None:
-        """It is answered, whatever the answer; what is not under way changes nothing."""
+        """One is answered, whatever the answer; what is not under way changes nothing."""
         was_full = len(self._begun_s) >= int(self.limit)
         begun_s = self._begun_s.pop(key, None)
         if begun_s is None or self._note(begun_s, now_s):

@@ -27,7 +27,7 @@ class Foretold:
             self._decisions[decision.job_id] = decision
 
     def forget(self, job_id: JobId) -> None:
-        """It is not shepherded here any more."""
+        """The job is not shepherded here any more."""
         self._decisions.pop(job_id, None)
 
     def check(self, job_id: JobId, told: Estimate) -> list[Announce]:

@@ -103,8 +103,8 @@ class HeadOfLine:
         return [*effects, *job.step(ClaimWished(place, {}, policy.ranking(first, now_s), starts_s), clock)]
 
     def may_be_moved(self, room: Room, waiting: Mapping[JobId, JobShepherd], now_s: float) -> bool:
-        """Whether a plan could start a job of ours, or stop others for it: where one is first, or fits and is near, or
-        others may be stopped."""
+        """True where a plan could start a job of ours, or stop others for it. That is where one is first, or fits and
+        is near, or others may be stopped."""
         if self._policy.order is None:
             return True
         contenders, is_first = 0, True

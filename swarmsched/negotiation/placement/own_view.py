@@ -35,7 +35,7 @@ class OwnViews:
         return self._kept.keys()
 
     def drop(self, job_id: JobId) -> None:
-        """It is not shepherded here any more."""
+        """The job is not shepherded here any more."""
         self._kept.pop(job_id, None)
 
     def of(self, job: JobShepherd, clock: Clock) -> JobView:

@@ -55,7 +55,7 @@ class PlanFollower:
         return [Announce("plan.fell_back", text, node=self._me)] if is_news else []
 
     def forget(self, job_id: JobId) -> None:
-        """It is not shepherded here any more."""
+        """The job is not shepherded here any more."""
         self._said.pop(job_id, None)
         self.foretold.forget(job_id)
 

@@ -38,7 +38,7 @@ class Queue:
         return is_new
 
     def drop(self, job_id: JobId) -> None:
-        """It waits no more; nothing for a job that is not here."""
+        """The job waits no more; nothing for a job that is not here."""
         known = self._jobs.pop(job_id, None)
         if known is not None:
             del self._keys[bisect_left(self._keys, (known[0], job_id))]

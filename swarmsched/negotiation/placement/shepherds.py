@@ -84,9 +84,9 @@ class Shepherds:
     # Their timers, and news of them.
 
     def take_news(self) -> tuple[Sequence[JobShepherd], bool]:
-        """Jobs to which something has happened since this was last asked; and whether one has come to wait, to be
-        steady, to be placed no more, to have its place kept or to be of another sort, or has gone: then a look at the
-        queue may find something to do."""
+        """Jobs to which something has happened since this was last asked, and whether a look at the queue may find
+        something to do. That is so when one has come to wait, to be steady, to be placed no more, to have its place
+        kept or to be of another sort, or has gone."""
         news = [self.jobs[job_id] for job_id in self.touched if job_id in self.jobs]
         has_openings = len(news) < len(self.touched)
         self.touched.clear()
@@ -100,8 +100,8 @@ class Shepherds:
         return news, has_openings
 
     def stir(self, job_id: JobId) -> None:
-        """Something has happened to a job: its deadline, its place in the queue and what others know of it may be old;
-        nothing for one that is not ours."""
+        """Something has happened to a job: its deadline, its place in the queue and what others know of it may be
+        old. Nothing for one that is not ours."""
         if job_id in self.jobs:
             self._stirred[job_id] = self._moved[job_id] = self.touched[job_id] = None
 
