@@ -149,7 +149,8 @@ def test_agent_lost_with_its_answer_and_a_retry_elsewhere_make_one_job(build_swa
             swarm.converge()
             is_made = partial(told_of, swarm, job, "job.submitted", "job.taken_over")
             wait_until_sync(is_made, 30, "the job is made, by n1 or without it")
-            assert retry(swarm, ["n1"], body) == 200
+            status = retry(swarm, ["n1"], body)  # which may join its first request, that is under way there still
+            assert status == 200 or (status == 201 and fate == "is cut off"), status
             assert_one_job(swarm, job, code)
         checker.verify()
 
