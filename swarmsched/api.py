@@ -29,7 +29,7 @@ from swarmsched.fields import (
     is_text,
 )
 from swarmsched.ids import NodeId, is_node_name
-from swarmsched.resources import Demand
+from swarmsched.resources import LABEL_FORM, Demand, is_label
 from swarmsched.specification import (
     BATCH_LIMIT,
     BY_GPU,
@@ -185,6 +185,7 @@ _PLACES = tuple([(row, attrgetter(row.place)) for row in FIELDS])
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     "words": list,
     "nodes": list,
+    "labels": list,
     "variables": dict,
     "choice": lambda word: getattr(word, "value", word),
     "gpu_limits": lambda limits: {each.gpu: each.most for each in limits},
@@ -353,6 +354,16 @@ class _SpecReader:
                 raise _Wrong(place, f"{name} is named twice", "name each node once")
         return tuple(NodeId(name) for name in value)
 
+    def _labels(self, row: SpecField, value: object) -> tuple[str, ...]:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise _Wrong(row.key, "must be a list of labels", 'for example ["nvlink", "engine=docker"]')
+        if len(value) > row.high:
+            raise _Wrong(row.key, f"has {len(value)} labels, more than {row.high}", f"at most {row.high}")
+        for index, label in enumerate(value):
+            if not isinstance(label, str) or not is_label(label):
+                raise _Wrong(f"{row.key}/{index}", f"{_say(label)} is not a label", LABEL_FORM)
+        return tuple(dict.fromkeys(value))
+
     def _gpu_limits(self, row: SpecField, value: object) -> tuple[GpuBatch, ...]:
         """Limits of local batches by parts of the names of GPUs' models, which need not be there yet."""
         if not isinstance(value, Mapping):
@@ -404,6 +415,7 @@ class _SpecReader:
         "variables": _variables,
         "digest": _digest,
         "nodes": _nodes,
+        "labels": _labels,
         "gpu_limits": _gpu_limits,
         "work": _work,
     }

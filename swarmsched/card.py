@@ -212,8 +212,8 @@ _SHORTER: tuple[Callable[[JobCard], JobCard], ...] = (
         card,
         nodes=(),
         exclude=(),
-        demand=replace(card.demand, refused_gpus=()),
-        hides_constraints=bool(card.nodes or card.exclude or card.demand.refused_gpus),
+        demand=replace(card.demand, refused_gpus=(), labels=()),
+        hides_constraints=bool(card.nodes or card.exclude or card.demand.refused_gpus or card.demand.labels),
     ),
 )
 """What a card that is too large gives up, in this order, before any of its shares."""

@@ -5,6 +5,7 @@ to refuse their own plans for ever.  It works on counts of interchangeable devic
 themselves and picks them.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -37,12 +38,20 @@ class Gpu(Value):
     note: Annotated[str, Meta(max_length=200)] = ""  # whose processes, which XID; shown to people
 
 
+LABELS_MOST, LABEL_LENGTH = 8, 24
+Labels = Annotated[tuple[Annotated[str, Meta(max_length=LABEL_LENGTH)], ...], Meta(max_length=LABELS_MOST)]
+"""What a node has beside devices: `nvlink`, `engine=apptainer`."""
+_LABEL = re.compile(rf"(?=.{{1,{LABEL_LENGTH}}}$)[a-z0-9][a-z0-9._-]*(=[A-Za-z0-9][A-Za-z0-9._-]*)?")
+LABEL_FORM = f"NAME or NAME=VALUE, at most {LABEL_LENGTH} characters: small letters, digits, '.', '-' and '_'"
+
+
 class NodeResources(Value):
     """All that a node has, free or not.  `cpu_count` in cores, `memory_bytes` of host memory."""
 
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=64)]
     cpu_count: U32
     memory_bytes: U53
+    labels: Labels = ()
 
 
 Device = tuple[str, int, tuple[str, ...]]
@@ -53,7 +62,8 @@ class Demand(Value):
 
     `cpus` and `memory_bytes` of 0 mean "not counted"; an empty `gpu_type` accepts any, otherwise it is a
     case-insensitive part of the model name; `gpu_memory_bytes` is the least memory of each GPU.  `refused_gpus` are
-    parts of the names of models that it does not take.
+    parts of the names of models that it does not take.  `labels` are those that its node must have: each as it is, or
+    by its name alone (`engine` for `engine=docker`).
     """
 
     gpus: U16 = 0
@@ -62,6 +72,7 @@ class Demand(Value):
     gpu_type: Name = ""
     gpu_memory_bytes: U53 = 0
     refused_gpus: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()
+    labels: Labels = ()
 
     @property
     def device(self) -> Device:
@@ -83,6 +94,7 @@ class Free(Value):
     gpus: Annotated[tuple[GpuCount, ...], Meta(max_length=64)] = ()
     cpus: U32 = 0
     memory_bytes: U53 = 0
+    labels: Labels = ()
 
     @property
     def gpu_count(self) -> int:
@@ -164,8 +176,21 @@ def suitable(gpus: Iterable[GpuCount], demand: Demand) -> int:
     return sum([each.count for each in gpus if suits(each, demand)])
 
 
+def is_label(text: str) -> bool:
+    """True for what may be a label of a node."""
+    return _LABEL.fullmatch(text) is not None
+
+
+def missing_labels(labels: Sequence[str], demand: Demand) -> list[str]:
+    """Those that the demand asks for and a node has not."""
+    names = {each.partition("=")[0] for each in labels}
+    return [each for each in demand.labels if each not in labels and each not in names]
+
+
 def ranks_that_fit(free: Free, demand: Demand) -> int:
     """How many ranks of `demand` the free resources hold, at most 65,535."""
+    if demand.labels and missing_labels(free.labels, demand):
+        return 0
     ranks = 65_535
     if demand.gpus:
         ranks = suitable(free.gpus, demand) // demand.gpus
@@ -224,6 +249,7 @@ def without(free: Free, demand: Demand, ranks: int) -> Free:
         less(free.gpus, picked(free.gpus, demand, ranks)),
         free.cpus - ranks * demand.cpus,
         free.memory_bytes - ranks * demand.memory_bytes,
+        free.labels,
     )
 
 

@@ -15,6 +15,7 @@ VARIABLES_LIMIT = 1_024
 ENVIRONMENT_BYTES_LIMIT = 32_768  # of a job's variables, which travel in its record
 NODES_LIMIT = 512
 SOURCES_LIMIT = 16
+LABELS_LIMIT = 8
 GPU_BATCHES_MOST = 8
 QUEUES = ("default",)
 WORK_EXAMPLE = "local_batch=32,sample_flops=8.2e9,parameter_bytes=97M"
@@ -104,6 +105,9 @@ FIELDS = (
     SpecField("nodes", "nodes", "--node", "NAMES", "run on these nodes only, comma separated (repeatable)",
               high=NODES_LIMIT),
     SpecField("exclude", "nodes", "--exclude", "NAMES", "never run on these nodes (repeatable)", high=NODES_LIMIT),
+    SpecField("require", "labels", "--require", "LABELS",
+              "run on nodes that have these labels only: nvlink, engine=docker (repeatable)",
+              place="demand.labels", high=LABELS_LIMIT, since="0.2.0"),
     SpecField("on_isolation", "choice", "--on-isolation", "POLICY",
               "when a node is cut off: pause its ranks (default), or continue", choices=("pause", "continue")),
     SpecField("blob_sources", "nodes", "", "", "agents that hold `tree` and `requirements`", high=SOURCES_LIMIT),

@@ -99,6 +99,11 @@ class AgentConfig:
         setting.flag, False, "hold records and vote only: run no jobs, act for none (the third beside two servers)"
     )
     zone: str = _key(setting.zone, "", "what this node may lose together with others: a rack, a room, a power line")
+    labels: tuple[str, ...] = _key(
+        setting.several(setting.label),
+        (),
+        "what jobs may require of this node (`swarm run --require`): nvlink, disk=nvme; engines are found",
+    )
     data_dir: Path = _key(setting.path, Path("/var/lib/swarm"), "state that must survive: database, output, caches")
     job_user: str = _key(setting.text, "", "account that jobs run as; needs an agent that runs as root")
     env_allow: tuple[str, ...] = _key(

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from swarmsched.gossip.record import ZONE_LENGTH
 from swarmsched.ids import Address, is_node_name
+from swarmsched.resources import LABEL_FORM, is_label
 
 SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 T = TypeVar("T")
@@ -42,6 +43,14 @@ def zone(value: object) -> str:
     if name and (not is_node_name(name) or len(name) > ZONE_LENGTH):
         raise ValueError(f"{name!r} is not usable; 1 to {ZONE_LENGTH} letters, digits, '-', '_' or '.', such as rack-7")
     return name
+
+
+def label(value: object) -> str:
+    """A label of a node, `NAME` or `NAME=VALUE`."""
+    found = text(value).strip()
+    if not is_label(found):
+        raise ValueError(f"{found!r} is not a label; {LABEL_FORM}")
+    return found
 
 
 def address(value: object) -> Address:

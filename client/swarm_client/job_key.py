@@ -118,7 +118,7 @@ _WAYS: dict[str, tuple[Callable[[str], object] | None, tuple[type, ...]]] = {
     "seconds": (duration, (str, int, float)),
     "moment": (deadline, (str,)),
     "variables": (None, (dict,)),
-    "nodes": (None, (list, str)),
+    **dict.fromkeys(("nodes", "labels"), (None, (list, str))),
     "work": (_work, (str, dict)),
 }
 """By the kind of a field: what reads it, and the types that a file may have; of all others text is taken as it is."""
@@ -132,7 +132,7 @@ def _options(row: SpecField) -> list[Option]:
     read, kinds = _WAYS.get(row.kind, (_name if row.key == "name" else None, (str,)))
     if row.kind == "whole":
         read, kinds = whole(row.low, row.high), (int,)
-    repeats, choices = row.kind in ("variables", "nodes"), row.choices if row.kind == "choice" else ()
+    repeats, choices = row.kind in ("variables", "nodes", "labels"), row.choices if row.kind == "choice" else ()
     return [Option(row.option, row.text, row.metavar, read=read, kinds=kinds, repeats=repeats, choices=choices)]
 
 
@@ -155,7 +155,7 @@ OWN = (
 """Options that set several fields at once, or none."""
 _HELP_ORDER = (
     "gpus name time deadline env env_file workdir venv requirements include ranks gpus_per_rank cpus mem gpu_type "
-    "gpu_mem priority queue node exclude grace max_restarts on_isolation batch local_batch work "
+    "gpu_mem priority queue node exclude require grace max_restarts on_isolation batch local_batch work "
     "sync per_node elastic restartable mixed_gpus slurm_env"
 )
 """What is asked for most goes first, what is not named here last."""

@@ -97,7 +97,7 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     for row in FIELDS:
         is_file_here = row.kind in ("path", "digest")  # who ships it says where it is there
         if row.option and row.by in values and row.key not in spec and not is_file_here:
-            spec[row.key] = _names(values[row.by]) if row.kind == "nodes" else values[row.by]
+            spec[row.key] = _names(values[row.by]) if row.kind in ("nodes", "labels") else values[row.by]
     if values.get("venv"):
         spec["venv"] = os.path.normpath(os.path.join(cwd, os.path.expanduser(values["venv"])))
     requirements = values.get("requirements", "")

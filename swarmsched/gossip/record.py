@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.fields import U8, U16, U32, U53, Name, NodeName, Value
-from swarmsched.resources import Free, FreeReport, GpuCount, NodeResources, counted
+from swarmsched.resources import Free, FreeReport, GpuCount, Labels, NodeResources, counted
 from swarmsched.view import NodeView
 from swarmsched.wire.codec import decode_value, encode_value
 
@@ -78,6 +78,7 @@ class NodeRecord(Value):
     store_id: U53 = 0  # identity of the database behind it, by which it can be a holder; 0: not told
     drain_reason: Annotated[str, Meta(max_length=DRAIN_REASON_LENGTH)] = ""
     avoided_reason: Annotated[str, Meta(max_length=AVOIDED_REASON_LENGTH)] = ""
+    labels: Labels = ()
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -177,8 +178,8 @@ def node_view(record: NodeRecord, *, is_available: bool) -> NodeView:
     free = tuple(GpuCount(group.model, group.memory_bytes, group.free) for group in record.groups if group.free)
     return NodeView(
         record.node_id,
-        Free(free, record.cpus_free, record.memory_free_bytes),
-        Free(tuple(each for each in usable if each.count), record.cpus_total, record.memory_total_bytes),
+        Free(free, record.cpus_free, record.memory_free_bytes, record.labels),
+        Free(tuple(each for each in usable if each.count), record.cpus_total, record.memory_total_bytes, record.labels),
         record.total_gpus,
         is_available,
     )
@@ -187,7 +188,7 @@ def node_view(record: NodeRecord, *, is_available: bool) -> NodeView:
 def capacity_of(record: NodeRecord) -> Free:
     """All that a remote node has, usable now or not."""
     gpus = tuple(GpuCount(group.model, group.memory_bytes, group.count) for group in record.groups)
-    return Free(gpus, record.cpus_total, record.memory_total_bytes)
+    return Free(gpus, record.cpus_total, record.memory_total_bytes, record.labels)
 
 
 def _with_free(groups: Sequence[GpuGroup], free: int) -> tuple[GpuGroup, ...]:

@@ -51,7 +51,18 @@ from swarmsched.ledger.message import (
     StopRequest,
     WorldRequest,
 )
-from swarmsched.resources import Demand, Free, FreeReport, Gpu, GpuHealth, NodeResources, counted, fits, suits
+from swarmsched.resources import (
+    Demand,
+    Free,
+    FreeReport,
+    Gpu,
+    GpuHealth,
+    NodeResources,
+    counted,
+    fits,
+    missing_labels,
+    suits,
+)
 from swarmsched.task import TaskOrder
 
 CheckedCommand = LaunchRequest | StopRequest | SignalRequest | WorldRequest | StatusRequest
@@ -401,7 +412,7 @@ class Ledger:
         if self.is_draining:
             return Free()
         offered = counted(self._free_devices(()))
-        return Free(offered, self._resources.cpu_count, self._resources.memory_bytes)
+        return Free(offered, self._resources.cpu_count, self._resources.memory_bytes, self._resources.labels)
 
     def report(self) -> FreeReport:
         """The free state as it travels in every answer."""
@@ -668,7 +679,7 @@ class Ledger:
         taken = self._gpu_bookings if not gone else {u: key for u, key in self._gpu_bookings.items() if key not in gone}
         cpus = self._resources.cpu_count - sum(booking.cpus for booking in booked)
         memory_bytes = self._resources.memory_bytes - sum(booking.memory_bytes for booking in booked)
-        return Free(counted(self._free_devices(taken)), max(0, cpus), max(0, memory_bytes))
+        return Free(counted(self._free_devices(taken)), max(0, cpus), max(0, memory_bytes), self._resources.labels)
 
     def _free_devices(self, taken: Collection[str]) -> list[Gpu]:
         """Offered devices that nobody has taken, in index order."""
@@ -701,7 +712,7 @@ def _state_refusal(command: CheckedCommand, state: BookingState) -> Refusal:
 
 def _shortage(free: Free, demand: Demand, ranks: int) -> str:
     """A sentence for people; the free state itself travels in the answer."""
-    parts = []
+    parts = [f"the label {each}, which is not here" for each in missing_labels(free.labels, demand)]
     if demand.gpus:
         kind = f" {demand.gpu_type}" if demand.gpu_type else ""
         parts.append(f"{ranks * demand.gpus}{kind} GPUs of {free.gpu_count} free")

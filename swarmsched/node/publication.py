@@ -175,6 +175,7 @@ class Publication:
             store_id=self._config.store_id,
             drain_reason=self._ledger.drain_reason[:DRAIN_REASON_LENGTH],
             avoided_reason=self._ledger.avoided_reason[:AVOIDED_REASON_LENGTH],
+            labels=resources.labels,
         )
 
     def _flags(self) -> int:

@@ -174,7 +174,8 @@ def need(demand: Demand, ranks: int) -> str:
         parts.append(amount(ranks * demand.cpus, "CPU"))
     if demand.memory_bytes:
         parts.append(f"{_gib(ranks * demand.memory_bytes)} of memory")
-    return ", ".join(parts) or "no GPU"
+    where = f" on nodes with {', '.join(demand.labels)}" if demand.labels else ""
+    return (", ".join(parts) or "no GPU") + where
 
 
 def ahead_sentence(ahead: Sequence[JobView]) -> str:

@@ -24,6 +24,7 @@ from swarmsched.resources import (
     Free,
     Share,
     gpu_class,
+    missing_labels,
     ranks_by_node,
     ranks_that_fit,
     suitable,
@@ -213,6 +214,11 @@ def _capacity_sentence(spec: JobSpec, allowed: Mapping[NodeId, Free]) -> str:
     if not allowed:
         return f"{nodes} (nodes {', '.join(spec.nodes) or 'all'}, exclude {', '.join(spec.exclude) or 'none'})"
     parts = []
+    labelled = [has for has in allowed.values() if not missing_labels(has.labels, demand)]
+    if demand.labels:
+        known = sorted({label for has in allowed.values() for label in has.labels})
+        wanted = f"{', '.join(demand.labels)} (labels that are known: {', '.join(known) or 'none'})"
+        parts.append(f"{amount(len(labelled), 'node')} with {wanted}")
     if demand.gpus:
         fitting = sum(suitable(has.gpus, demand) for has in allowed.values())
         most = max(suitable(has.gpus, demand) for has in allowed.values())
@@ -332,7 +338,7 @@ def _barred(node: NodeView, spec: JobSpec, note: str) -> str:
 
 def _shortages(node: NodeView, demand: Demand) -> list[str]:
     """What this node lacks for one more rank."""
-    reasons = []
+    reasons = [f"has no label {each}" for each in missing_labels(node.capacity.labels, demand)]
     free = node.free
     if demand.gpus:
         reasons.append(_gpu_shortage(node, demand))

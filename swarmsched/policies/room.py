@@ -151,7 +151,7 @@ class Room:
             # A node may offer less than was booked there: what a job lacks on one is not missing on the others.
             cpus = max(0, free.cpus - share.ranks * demand.cpus)
             memory_bytes = max(0, free.memory_bytes - share.ranks * demand.memory_bytes)
-            self._put(node, Free(less(free.gpus, gpus), cpus, memory_bytes))
+            self._put(node, Free(less(free.gpus, gpus), cpus, memory_bytes, free.labels))
 
     def has_like(self, picks: Picks) -> bool:
         """True when every picked device has a free one of its kind on the same node here."""
@@ -178,6 +178,7 @@ class Room:
                     more(free.gpus, gpus) if gpus else free.gpus,
                     min(most.cpus, free.cpus + share.ranks * demand.cpus),
                     min(most.memory_bytes, free.memory_bytes + share.ranks * demand.memory_bytes),
+                    free.labels,
                 ),
             )
 

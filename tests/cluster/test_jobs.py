@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.testing import wait_until_sync
+from tests.agent.testing import start_agents, wait_until_sync
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
@@ -41,6 +41,16 @@ def test_exit_code_is_that_of_the_first_failing_rank(swarm):
     job = swarm[1].submit("sh", "-c", script, ranks=3, gpus_per_rank=1)
     done = swarm[0].ended(job)
     assert (done["end_reason"], done["shell_exit_code"], done["failed_rank"]) == ("failed", 7, 1)
+
+
+def test_a_job_runs_where_the_labels_are_that_it_requires_and_is_refused_where_there_are_none():
+    with start_agents(1, settings={"labels": ["nvlink", "disk=nvme"]}) as (agent,):
+        wait_until_sync(lambda: agent.get("/v1/nodes")["items"][0]["labels"])
+        assert {"nvlink", "disk=nvme"} <= set(agent.get("/v1/nodes")["items"][0]["labels"])
+        assert agent.ended(agent.submit("true", require=["nvlink", "disk"]))["exit_code"] == 0
+        status, refused = agent.call("POST", "/v1/jobs", {"spec": {"command": ["true"], "require": ["disk=hdd"]}})
+        assert (status, refused["code"]) == (422, "impossible_request")
+        assert "0 nodes with disk=hdd (labels that are known: disk=nvme" in refused["detail"]
 
 
 def test_command_that_does_not_exist_gives_127(swarm):

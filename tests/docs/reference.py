@@ -31,6 +31,7 @@ VALUES = {
     "variables": "table of at most {high} names and values",
     "digest": "SHA-256, {high} hexadecimal digits",
     "nodes": "list of at most {high} names of nodes",
+    "labels": "list of at most {high} labels, `NAME` or `NAME=VALUE`",
     "gpu_limits": "table of at most {high} models and numbers",
     "work": "table of numbers, or null",
 }

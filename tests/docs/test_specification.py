@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from swarm_client import job_key
-from swarmsched.api import JobSpec
+from swarmsched.api import JobSpec, told
+from swarmsched.errors import JobRejected
 from swarmsched.specification import FIELDS
 from tests.docs import reference
 
@@ -104,6 +105,21 @@ def test_a_row_makes_the_option_of_a_field_and_its_completion(doors):
     assert "|submit:--niceness|" in doors["completion"], "it takes a value"
     assert any("*:--near|" in line and "swarm nodes" in line for line in doors["completion"].splitlines())
     assert doors["blamed"] == "--spot"
+
+
+@pytest.mark.parametrize(
+    "labels", ["nvlink", [""], ["NVLINK"], ["a=b=c"], ["a="], ["x" * 25], ["a b"], [7], ["a"] * 9, {}]
+)
+def test_what_is_no_label_is_refused_by_name(labels):
+    with pytest.raises(JobRejected) as refused:
+        JobSpec.from_json({"command": ["true"], "require": labels})
+    assert refused.value.problems[0].pointer.startswith("/require")
+
+
+def test_labels_are_kept_once_and_in_order():
+    spec = JobSpec.from_json({"command": ["true"], "require": ["nvlink", "engine=docker", "nvlink"]})
+    assert spec.demand.labels == ("nvlink", "engine=docker")
+    assert JobSpec.from_json(told(spec)) == spec
 
 
 def test_a_client_lets_agents_say_which_queues_there_are():

@@ -333,6 +333,7 @@ NODE: tuple[DocKey[NodeStatus], ...] = (
     DocKey("drain_reason", TEXT, lambda node: node.record.drain_reason),
     DocKey("avoided_reason", TEXT, lambda node: node.record.avoided_reason),
     DocKey("zone", TEXT, lambda node: node.record.zone),
+    DocKey("labels", array(TEXT), lambda node: list(node.record.labels)),
     DocKey("free_gpus", COUNT, lambda node: node.record.free_gpus),
     DocKey("total_gpus", COUNT, lambda node: node.record.total_gpus),
     DocKey("foreign_gpus", COUNT, lambda node: node.record.foreign_gpus),

@@ -3,6 +3,7 @@
 from swarm_agent.http.schema import FLAG, NUMBER, TEXT, Schema, array, at_most, between, choice, maybe, record
 from swarmsched.api import VARIABLE_NAME_LIMIT, WORK_COUNTS, WORK_LIMITS, WORK_NEEDED
 from swarmsched.fields import LONG_TEXT_LIMIT
+from swarmsched.resources import LABEL_LENGTH
 from swarmsched.specification import BATCH_LIMIT, FIELDS, SpecField
 
 FIGURES = {
@@ -15,7 +16,7 @@ ASKED_WORK = record(
     is_closed=True,
 )
 SHOWN: dict[str, Schema] = {
-    **dict.fromkeys(("words", "nodes"), array(TEXT)),
+    **dict.fromkeys(("words", "nodes", "labels"), array(TEXT)),
     "whole": {"type": "integer"},
     "bytes": {"type": "integer"},
     **dict.fromkeys(("seconds", "moment"), NUMBER),
@@ -48,6 +49,8 @@ def _asked(row: SpecField) -> Schema:
             return between(schema["type"], row.low, row.high)
         case "flag":
             return schema
+        case "labels":
+            return array(at_most(LABEL_LENGTH), row.high)
         case "words" | "nodes":
             return array(at_most(LONG_TEXT_LIMIT if row.kind == "words" else 63), row.high)
         case "variables":

@@ -11,10 +11,12 @@ A witness runs no jobs, so it asks no driver and posts that it has nothing: what
 import asyncio
 import logging
 import math
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from swarm_agent.config import AgentConfig
 from swarm_agent.telemetry.child import ARGV, ChildEnd, Message, SamplerChild
@@ -24,12 +26,14 @@ from swarm_agent.telemetry.ownership import Ownership
 from swarm_agent.telemetry.reading import GpuReading, HostReading, TelemetrySnapshot, TelemetryState
 from swarmsched.events import ResourcesRead
 from swarmsched.ids import NodeId
-from swarmsched.resources import GpuHealth, NodeResources
+from swarmsched.resources import LABELS_MOST, GpuHealth, NodeResources
 
 AVERAGE_S = 30.0
 ABSENT_RETRY_S = 60.0
 RETRY_S_MIN, RETRY_S_MAX = 1.0, 60.0
 HEALTHY_LIFE_S = 120.0  # a child that lived this long was well: the next pause starts small again
+ENGINES = ("docker", "podman", "apptainer", "enroot")
+INFINIBAND = Path("/sys/class/infiniband")
 GPUS_LIMIT = 64  # of `NodeResources`; further devices are not offered
 
 log = logging.getLogger(__name__)
@@ -98,6 +102,7 @@ class Telemetry:
         self._tasks: list[asyncio.Task[None]] = []
         self._averages = {name: Average() for name in ("gpu", "gpu_memory", "cpu")}
         self._posted: NodeResources | None = None
+        self._labels = _labels(config.labels)
 
     @property
     def snapshot(self) -> TelemetrySnapshot:
@@ -186,7 +191,7 @@ class Telemetry:
         if self._config.witness:
             return NodeResources((), 0, 0)
         offered = tuple(gpu_of(gpu) for gpu in gpus[:GPUS_LIMIT])
-        return NodeResources(offered, self._host.cpu_count, self._host.memory_total_bytes)
+        return NodeResources(offered, self._host.cpu_count, self._host.memory_total_bytes, self._labels)
 
     def _own(self, now_s: float) -> None:
         """Say of each process on the GPUs whose it is."""
@@ -364,3 +369,14 @@ def _mean_utilisation(gpus: tuple[GpuReading, ...]) -> float:
         gpu.utilisation_ratio for gpu in gpus if gpu.utilisation_ratio is not None and gpu.health is not GpuHealth.STALE
     ]
     return sum(values) / len(values) if values else 0.0
+
+
+def _labels(given: Sequence[str]) -> tuple[str, ...]:
+    """The operator's, and those of what is found here: engines of containers, and InfiniBand."""
+    engines = [f"engine={name}" for name in ENGINES if shutil.which(name)]
+    found = [*engines, *(["infiniband"] if INFINIBAND.is_dir() and any(INFINIBAND.iterdir()) else [])]
+    labels = list(dict.fromkeys((*given, *found)))
+    if len(labels) > LABELS_MOST:
+        left_out = ", ".join(labels[LABELS_MOST:])
+        log.warning("more than %d labels: jobs cannot require %s here", LABELS_MOST, left_out)
+    return tuple(labels[:LABELS_MOST])

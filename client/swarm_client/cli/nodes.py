@@ -76,6 +76,7 @@ COLUMNS = (
     Column("STATUS", lambda node: str(node["status"]), style=state_style),
     Column("ADDRESS", lambda node: str(node.get("address") or "-"), is_wide=True),
     Column("ZONE", lambda node: str(node.get("zone") or "-"), is_wide=True),
+    Column("LABELS", lambda node: ",".join(node.get("labels") or []) or "-", is_wide=True),
     Column("FREE GPUS", _of("free_gpus", "total_gpus"), is_right=True),
     Column("FREE CPUS", _of("free_cpus", "cpu_count"), is_right=True, gives_way=True),
     Column("FREE MEMORY", _memory, is_right=True, gives_way=True),

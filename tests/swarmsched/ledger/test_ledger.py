@@ -160,6 +160,17 @@ def test_gpu_type_and_memory_are_honoured(owner):
     assert owner.hold(demand=Demand(gpus=1, gpu_type="h100", refused_gpus=("t4",))).refusal is Refusal.NONE
 
 
+def test_a_label_that_a_demand_names_must_be_here_as_it_is_or_by_its_name():
+    owner = Owner(replace(resources(), labels=("nvlink", "engine=docker")))
+    for number, labels in enumerate([("nvlink",), ("engine",), ("engine=docker", "nvlink")]):
+        job = make_job_id(1_700_000_000.0 + number, random.Random(number))
+        assert owner.hold(job, demand=Demand(gpus=1, labels=labels)).refusal is Refusal.NONE
+    refused = owner.hold(OTHER, demand=Demand(gpus=1, labels=("engine=podman", "nvlink", "eng")))
+    assert refused.refusal is Refusal.DOES_NOT_FIT
+    told = "asked for the label engine=podman, which is not here, the label eng, which is not here, 1 GPUs of 1 free"
+    assert refused.detail == told
+
+
 def test_a_repeated_command_id_gets_the_stored_verdict_and_the_present_free_state(owner):
     first = owner.hold(command_id=7)
     owner.hold(OTHER)

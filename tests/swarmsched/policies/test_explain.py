@@ -154,6 +154,19 @@ def test_impossible_looks_at_each_resource_and_at_the_nodes_allowed() -> None:
     )
     assert verdict(1, Demand(gpus=1, refused_gpus=("t4",))) == "None"
     assert verdict(1, Demand(), "a") == "None"
+    assert "0 nodes with nvlink (labels that are known: none)" in verdict(1, Demand(labels=("nvlink",)))
+
+
+def test_a_node_without_a_label_says_so_and_a_need_names_it() -> None:
+    waiting = record(1, Demand(gpus=1, labels=("nvlink",)))
+    view = view_of(waiting)
+    labelled = replace(view.nodes[1], free=replace(view.nodes[1].free, labels=("nvlink",)))
+    report = explain(waiting, replace(view, nodes=(view.nodes[0], labelled)), FIFO, 0.0)
+    assert {verdict.node: verdict.reason for verdict in report.nodes} == {
+        "n1": "has no label nvlink; 0 of 2 GPUs free",
+        "n2": "fits",
+    }
+    assert report.needs == "1 GPU on nodes with nvlink"
 
 
 @pytest.mark.parametrize(
