@@ -182,7 +182,7 @@ def is_label(text: str) -> bool:
 
 
 def missing_labels(labels: Sequence[str], demand: Demand) -> list[str]:
-    """Those that the demand asks for and a node has not."""
+    """Labels that the demand asks for and a node has not."""
     names = {each.partition("=")[0] for each in labels}
     return [each for each in demand.labels if each not in labels and each not in names]
 

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import swarm_agent
 import swarmsched
 from swarm_agent.eventlog import KINDS
 from swarmsched.effects import Announce
@@ -57,7 +58,7 @@ async def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are(n1)
         "'job.startd' is not known; did you mean 'job.started'?",
         "'nope' is not known; did you mean 'node'?",
     ]
-    assert problem["remedy"].startswith("one or more of: claim, hold, ")
+    assert problem["remedy"].startswith("one or more of: api, claim, hold, ")
 
 
 def test_all_kinds_that_the_core_announces_are_known():
@@ -65,7 +66,8 @@ def test_all_kinds_that_the_core_announces_are_known():
     rooms = ("gossip", "holder", "jobs", "ledger", "negotiation", "node")
     texts = [path.read_text() for room in rooms for path in (core / room).rglob("*.py")]
     found = {kind for text in texts for kind in re.findall(r'"([a-z]+\.[a-z_]+)"', text)}
-    assert sorted(found) == list(KINDS)
+    served = (Path(swarm_agent.__file__).parent / "http/app.py").read_text()
+    assert sorted(found | set(re.findall(r'Announce\("([a-z.]+)"', served))) == list(KINDS)
 
 
 async def test_a_silent_agent_is_named(n1, swarm):
