@@ -543,6 +543,13 @@ def test_status_of_an_ended_job(swarm, agent):
         assert line in out.splitlines()
 
 
+def test_status_tells_which_labels_a_job_requires(swarm, agent):
+    job = ended(0, "completed")
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job | {"spec": job["spec"] | {"require": ["nvlink", "engine"]}}
+    needs = next(line for line in swarm("status", HANDLE)[1].splitlines() if line.startswith("Needs:"))
+    assert needs.endswith(", on nodes with nvlink, engine")
+
+
 def test_status_shows_what_the_shepherd_was_told_last_where_more_is_asked_for(swarm, agent):
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = ended(3, "failed")
     step = {"at": "2026-01-31T11:04:00Z", "told": "TaskReport", "by": "gpu2\x1b[2J", "changes": ["Ended"]}

@@ -311,7 +311,7 @@ AGE: Schema = {"as_of": TIME, "staleness_seconds": SECONDS}
 
 NEEDS: Schema = {
     "ranks": COUNT, "ranks_most": COUNT, "gpus_per_rank": COUNT, "gpus": COUNT, "cpus_per_rank": COUNT,
-    "memory_bytes_per_rank": COUNT, "gpu_memory_bytes": COUNT, "gpu_type": TEXT,
+    "memory_bytes_per_rank": COUNT, "gpu_memory_bytes": COUNT, "gpu_type": TEXT, "require": array(TEXT),
 }
 """What is told of a specification where it is explained why a job waits."""
 

@@ -61,7 +61,7 @@ def _print_trail(session: Session, job: Mapping[str, Any]) -> None:
     for each in trail:
         by = f" by {each['by']}" if each["by"] else ""
         changes = f" -> {', '.join(each['changes'])}" if each["changes"] else ""
-        session.printer.line(plain(f"  {show_time(each['at'])} {each['told']}{by}{changes}"))
+        session.printer.line(plain(f"  {show_time(each['at'], has_fraction=True)}  {each['told']}{by}{changes}"))
 
 
 def _left(session: Session, job_id: str) -> Iterator[tuple[str, str]]:
@@ -333,9 +333,10 @@ def needs(spec: Mapping[str, Any]) -> str:
     ranks = spec.get("ranks") or 1
     most = max(ranks, spec.get("ranks_most") or 0)
     text = f"{ranks} to {most} ranks" if most > ranks else show_count(ranks, "rank")
+    where = f", on nodes with {', '.join(spec['require'])}" if spec.get("require") else ""
     marks = ", elastic" * bool(spec.get("elastic")) + ", restartable" * bool(spec.get("restartable"))
     marks += ", GPUs of several models" * bool(spec.get("mixed_gpus"))
-    return (f"{text} with {', '.join(each)}{' each' * (most > 1)}" if each else f"{text}, no GPU") + marks
+    return (f"{text} with {', '.join(each)}{' each' * (most > 1)}" if each else f"{text}, no GPU") + where + marks
 
 
 def _share(share: Mapping[str, Any]) -> str:
