@@ -120,9 +120,9 @@ faults: bytecode
 soak: bytecode
 	$(BIN)/python -m tests.soak
 
-# Every table and picture of docs/scheduling.md from the recorded workloads; goes on where it was stopped.
+# Every table and picture of docs/research/results.md from the recorded workloads; goes on where it was stopped.
 # QUICK=1: one workload of each, in minutes.  SCIENCE_JOBS=4 SCIENCE_RESULTS=.science SCIENCE_TRACES=FOLDER
-# FOLDER has workloads/, profiles/ and reference/, as docs/scheduling.md says; ../shared/traces where none is named.
+# FOLDER has workloads/, profiles/ and reference/, as docs/research/results.md says; ../shared/traces where none is named.
 # Where that is missing too, or with SCIENCE_TRACES=generated, the same rows of workloads that are drawn.
 science: bytecode
 	$(BIN)/python -m tests.science

@@ -1,4 +1,4 @@
-"""Every table and picture of docs/scheduling.md, run again from the recorded workloads: `make science`.
+"""Every table and picture of docs/research/results.md, run again from the recorded workloads: `make science`.
 
 `cells.csv` says what is run.  SCIENCE_RESULTS names the folder of results (.science), SCIENCE_TRACES that of the
 workloads (../shared/traces), SCIENCE_JOBS the number of processes (one for each core), SCIENCE_TABLES=published,rigid
@@ -75,7 +75,7 @@ class Science:
     is_quick: bool = False
     lines: Path = HERE / "cells.csv"
     gaps_s: Sequence[float] = (480.0, 240.0, 120.0, 60.0)  # between the jobs of IBM's comparison
-    page: Path = ROOT / "docs" / "scheduling.md"
+    page: Path = ROOT / "docs/research/results.md"
     tables: tuple[str, ...] = ()  # that are wanted; none: all
     is_drawn: bool = False  # the workloads are ours, not recorded ones
 

@@ -1,4 +1,4 @@
-"""The tables of docs/scheduling.md, between markers in the page."""
+"""The tables of docs/research/results.md, between markers in the page."""
 
 import re
 from collections.abc import Mapping, Sequence

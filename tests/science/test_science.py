@@ -188,7 +188,7 @@ def test_a_variable_that_cannot_be_used_is_named(environment, told):
 
 
 def test_the_page_has_the_markers_of_all_tables_and_a_missing_one_is_named():
-    page = (ROOT / "docs" / "scheduling.md").read_text()
+    page = (ROOT / "docs/research/results.md").read_text()
     tables = {line.table for line in read_lines(ROOT / "tests" / "science" / "cells.csv")} - {"picture"}
     for name in tables | {"origin", "elastic-batch", "by workload"}:
         assert "new text" in put(page, name, "new text")

@@ -10,7 +10,7 @@ SERVER_ONLY = (
 
 
 def own_policies(folder: Path) -> Path:
-    """Install the example of docs/scheduling.md as the policy `smallest-first`, and one that cannot be imported."""
+    """Install docs/examples/smallest_first.py as a policy of that name, and one that cannot be imported."""
     record = folder / "own_policies-1.0.dist-info"
     record.mkdir(parents=True)
     (folder / EXAMPLE.name).write_text(EXAMPLE.read_text())

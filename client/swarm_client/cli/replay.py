@@ -344,7 +344,9 @@ def _import(name: str, file: Path) -> None:
         spec.loader.exec_module(sys.modules[name])
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UsageError(f"--policy {file}: {type(error).__name__}: {error}", "see docs/scheduling.md") from error
+        raise UsageError(
+            f"--policy {file}: {type(error).__name__}: {error}", "see docs/reference/replays.md"
+        ) from error
 
 
 def _settings(session: Session, arguments: Arguments) -> list[Replay]:

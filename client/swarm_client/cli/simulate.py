@@ -71,7 +71,7 @@ COMMAND = Command(
         "-q and -o name print the seeds that failed, one a line, and nothing if none did.\n"
         "\n"
         "replay runs the jobs of a CSV file under a policy and prints completion times; it exits\n"
-        "with 1 unless all jobs finished.  The tables are described in docs/scheduling.md.\n"
+        "with 1 unless all jobs finished.  The tables are described in docs/reference/replays.md.\n"
         "--as says how users submit these jobs, under the default settings of a swarm:\n"
         "  rigid        -g N alone: no reports, no checkpoints, no name; a policy that stops one ends the replay\n"
         "  restartable  the same with --restartable: stopped, it goes on where it was, after the pause\n"
