@@ -58,7 +58,7 @@ MANNERS = {
         replace(_SILENT, restartable=True),
     ),
     "installed": Manner(
-        "-g MIN:MAX --batch FIRST:MOST where a job takes several, reports, and a checkpoint once it trains",
+        "-g MIN:MAX --batch N:MAX where a job takes several, reports, and a checkpoint once it trains",
         "learned",
         _REPORTS,
         has_range=True,
