@@ -27,7 +27,7 @@ def start(agent):
         environment = {**os.environ, "SWARM_HOSTS": agent.address, "SWARM_TOKEN": TOKEN}
         code = (  # in the background of a shell without job control these signals are ignored, and stay so
             "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-            "signal.signal(signal.SIGQUIT, signal.SIG_DFL);"
+            "signal.signal(signal.SIGQUIT, signal.SIG_DFL); signal.signal(signal.SIGHUP, signal.SIG_DFL);"
             "import sys; from swarm_client import attached, cli;"
             f"attached.QUIET_START_S = 300.0; attached.CANCEL_WINDOW_S = {window_s}; sys.exit(cli.main())"
         )

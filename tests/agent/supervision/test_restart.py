@@ -171,6 +171,8 @@ async def test_the_death_of_one_shim_costs_its_own_part_of_the_attempt_alone(tmp
         for order in orders.values():
             bench.runner.perform(StartTask(order, ()))
         await wait_until(lambda: all((tmp_path / str(part)).exists() for part in orders), what="all have a daemon")
+        # Of each part: its shim, the sleep that the script has become, and the daemon; `mv` is over.
+        await wait_until(lambda: len(bench.runner.processes()) == 3 * len(orders))
         victim = bench.runner._tasks[orders[2].key].link.facts.shim_pid
         others = bench.runner.processes() - {victim, *(pid for pid, _, _ in shim.descendants(victim))}
         os.kill(victim, signal.SIGKILL)
