@@ -49,6 +49,9 @@ class StartChecker(Checker):
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
         """Note how starts go, and whether holds are granted meanwhile."""
         self._hosts[host.node_id] = host
+        if isinstance(event, TaskExited | TaskStageFailed | TaskStaged | TaskStarted):
+            # Taken before, though its yes may have waited for a port: a copy of the request is answered alike.
+            self._held.setdefault(host.node_id, {})[event.key] = None
         if isinstance(event, TaskStaged | TaskStarted):
             self._avoided_until_s.pop(host.node_id, None)  # of which kind is not asked here
         elif isinstance(event, TaskExited | TaskStageFailed):
