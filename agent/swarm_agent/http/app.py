@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
+from http import HTTPStatus
 from typing import cast
 
 from aiohttp import ClientConnectionResetError, HttpVersion11, web, web_response, web_urldispatcher
@@ -132,7 +133,7 @@ class Server:
         async def handle(request: web.Request) -> web.StreamResponse:
             call = await _call_from(request, route)
             answer = await route.handler(call)
-            if route.is_audited:
+            if route.is_audited and answer.status < HTTPStatus.BAD_REQUEST:  # another agent's refusal changed nothing
                 self._audit(call, answer.status)
             headers = self._headers(CURRENT_ID.get(), answer)
             if isinstance(answer.body, bytes):

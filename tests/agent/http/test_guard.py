@@ -97,6 +97,12 @@ async def test_who_has_changed_something_that_was_there_is_an_event_and_who_has_
     assert event.text == f"operator: POST /v1/jobs/{ALPHA}/cancel, answered {response.status}"
 
 
+async def test_a_change_that_another_agent_refused_is_no_event(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    assert (await n2.ask("POST", f"/v1/jobs/{ALPHA}/signal", json={"signal": 2})).status == 409
+    assert [each.kind for each in n2.agent.events.since() if each.kind == "api.changed"] == []
+
+
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz", "/openapi.json", "/errors/unknown_job", "/"])
 async def test_public_paths_need_no_token(n1, path):
     assert (await n1.client.get(path)).status == 200
