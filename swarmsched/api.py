@@ -342,27 +342,21 @@ class _SpecReader:
         raise _Wrong(row.key, f"{_say(value)} is not a SHA-256 digest", remedy)
 
     def _nodes(self, row: SpecField, value: object) -> tuple[NodeId, ...]:
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            raise _Wrong(row.key, "must be a list of node names", 'for example ["gpu1", "gpu2"]')
-        if len(value) > row.high:
-            raise _Wrong(row.key, f"names {len(value)} nodes, more than {row.high}", f"at most {row.high}")
-        for index, name in enumerate(value):
+        names = _listed(row, value, "node names", 'for example ["gpu1", "gpu2"]', "names {} nodes")
+        for index, name in enumerate(names):
             place = f"{row.key}/{index}"
             if not isinstance(name, str) or not is_node_name(name):
                 raise _Wrong(place, f"{_say(name)} is not a node name", "letters, digits, '-', '_' and '.'")
-            if name in value[:index]:
+            if name in names[:index]:
                 raise _Wrong(place, f"{name} is named twice", "name each node once")
-        return tuple(NodeId(name) for name in value)
+        return tuple(NodeId(name) for name in names)
 
     def _labels(self, row: SpecField, value: object) -> tuple[str, ...]:
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            raise _Wrong(row.key, "must be a list of labels", 'for example ["nvlink", "engine=docker"]')
-        if len(value) > row.high:
-            raise _Wrong(row.key, f"has {len(value)} labels, more than {row.high}", f"at most {row.high}")
-        for index, label in enumerate(value):
+        labels = _listed(row, value, "labels", 'for example ["nvlink", "engine=docker"]', "has {} labels")
+        for index, label in enumerate(labels):
             if not isinstance(label, str) or not is_label(label):
                 raise _Wrong(f"{row.key}/{index}", f"{_say(label)} is not a label", LABEL_FORM)
-        return tuple(dict.fromkeys(value))
+        return tuple(dict.fromkeys(labels))
 
     def _gpu_limits(self, row: SpecField, value: object) -> tuple[GpuBatch, ...]:
         """Limits of local batches by parts of the names of GPUs' models, which need not be there yet."""
@@ -494,6 +488,15 @@ USABLE = "use text in UTF-8 without NUL characters"
 def _is_usable(value: object) -> bool:
     """Text that a program can be given."""
     return isinstance(value, str) and "\0" not in value and is_text(value)
+
+
+def _listed(row: SpecField, value: object, what: str, example: str, told: str) -> Sequence[Any]:
+    """A list of no more than the field takes; `told` says how many there are."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise _Wrong(row.key, f"must be a list of {what}", example)
+    if len(value) > row.high:
+        raise _Wrong(row.key, f"{told.format(len(value))}, more than {row.high}", f"at most {row.high}")
+    return value
 
 
 def _say(value: object) -> str:

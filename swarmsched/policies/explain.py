@@ -214,8 +214,8 @@ def _capacity_sentence(spec: JobSpec, allowed: Mapping[NodeId, Free]) -> str:
     if not allowed:
         return f"{nodes} (nodes {', '.join(spec.nodes) or 'all'}, exclude {', '.join(spec.exclude) or 'none'})"
     parts = []
-    labelled = [has for has in allowed.values() if not missing_labels(has.labels, demand)]
     if demand.labels:
+        labelled = [has for has in allowed.values() if not missing_labels(has.labels, demand)]
         known = sorted({label for has in allowed.values() for label in has.labels})
         wanted = f"{', '.join(demand.labels)} (labels that are known: {', '.join(known) or 'none'})"
         parts.append(f"{amount(len(labelled), 'node')} with {wanted}")
