@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, Generic, TextIO, TypeVar
 
 from swarm_client.failure import UsageError
 from swarm_client.options import nearest
+from swarm_client.reading import read
 
 STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "grey": "90", "bold": "1"}
 STATE_STYLES = {
@@ -34,7 +35,12 @@ NAME_WIDTH = 24  # of names on a terminal that is too narrow for all columns
 READABLE = 36  # of a sentence in the last column
 
 
-class Column:
+T = TypeVar("T")
+Row = Mapping[str, Any]
+"""An item of a list that no agent tells."""
+
+
+class Column(Generic[T]):
     """One column: heading, how to get the text from an item, where it is shown, how it is coloured."""
 
     __slots__ = ("gives_way", "is_name", "is_right", "is_wide", "show", "style", "title")
@@ -42,7 +48,7 @@ class Column:
     def __init__(
         self,
         title: str,
-        show: Callable[[Mapping[str, Any]], str],
+        show: Callable[[T], str],
         *,
         is_right: bool = False,
         is_wide: bool = False,
@@ -83,7 +89,7 @@ class Printer:
         """Print one line."""
         self.stream.write(text + "\n")
 
-    def items(self, items: Sequence[Mapping[str, Any]], columns: Sequence[Column], **more: Any) -> None:
+    def items(self, items: Sequence[Mapping[str, Any]], columns: Sequence[Column[Row]], **more: Any) -> None:
         """Print a list; `more` are further keys of the JSON document."""
         if self.is_for_people:
             self.table(items, self.chosen(columns))
@@ -95,9 +101,12 @@ class Printer:
             for item in items:
                 self.document(item)
 
-    def page(self, document: Mapping[str, Any], columns: Sequence[Column]) -> None:
-        """Print a list as an agent answered it."""
-        self.items(document["items"], columns, **{key: value for key, value in document.items() if key != "items"})
+    def page(self, document: Mapping[str, Any], columns: Sequence[Column[T]], kind: type[T]) -> None:
+        """Print a list as an agent answered it, for people as a table of structs."""
+        if self.is_for_people:
+            self.table([read(item, kind) for item in document["items"]], self.chosen(columns))
+        else:
+            self.items(document["items"], (), **{key: value for key, value in document.items() if key != "items"})
 
     def changed(self, document: Mapping[str, Any]) -> None:
         """Print what was changed: its name for people, all of it for programs."""
@@ -106,7 +115,7 @@ class Printer:
         else:
             self.document(document)
 
-    def chosen(self, columns: Sequence[Column]) -> list[Column]:
+    def chosen(self, columns: Sequence[Column[T]]) -> list[Column[T]]:
         """Without the columns that only `-o wide` shows, unless that was asked for."""
         return [column for column in columns if not column.is_wide or self.output == "wide"]
 
@@ -125,7 +134,7 @@ class Printer:
         else:
             self.line(_json(document, indent=None if self.output == "jsonl" else 2))
 
-    def table(self, items: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+    def table(self, items: Sequence[T], columns: Sequence[Column[T]]) -> None:
         """Print aligned columns below their headings; no items leave the headings."""
         for line in self.table_lines(items, columns):
             self.line(line)
@@ -145,7 +154,7 @@ class Printer:
         wrapper.break_long_words = False
         return wrapper.fill(text)
 
-    def table_lines(self, items: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[str]:
+    def table_lines(self, items: Sequence[T], columns: Sequence[Column[T]]) -> list[str]:
         """The lines of a table."""
         rows = [[plain(column.show(item)) for column in columns] for item in items]
         widths = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
@@ -165,7 +174,7 @@ class Printer:
         return lines
 
     def _line(
-        self, texts: Sequence[str], widths: Sequence[int], columns: Sequence[Column], styles: Sequence[str]
+        self, texts: Sequence[str], widths: Sequence[int], columns: Sequence[Column[T]], styles: Sequence[str]
     ) -> str:
         cells = []
         for text, width, column, style in zip(texts, widths, columns, styles, strict=True):
@@ -245,7 +254,7 @@ def _json(document: object, indent: int | None) -> str:
     return json.dumps(document, indent=indent, ensure_ascii=False)
 
 
-def custom_columns(text: str) -> list[Column]:
+def custom_columns(text: str) -> list[Column[Row]]:
     """Read `ID:id,GPUS:gpus`; a bare path is its own heading."""
     columns = []
     for part in text.split(","):

@@ -437,10 +437,11 @@ def test_status_without_a_job_shows_the_swarm_and_its_weakest_jobs(swarm, agent)
 
 
 def test_nodes_show_witnesses_and_paused_jobs(swarm, agent):
-    paused = {"job_id": JOB_ID, "attempt": 1, "stage": "started", "is_paused": True}
+    paused = {"job_id": JOB_ID, "attempt": 1, "worker": None, "stage": "started", "is_paused": True, "problem": ""}
+    known = {"address": "", "status": "alive", "generation": 1, "incarnation": 0, "version": "", "since_seconds": 1.0}
     items = [
-        {"name": "gpu1", "status": "alive", "tasks": [paused], "is_witness": False},
-        {"name": "w1", "status": "alive", "tasks": None, "is_witness": True},
+        {**known, "name": "gpu1", "tasks": [paused], "is_witness": False},
+        {**known, "name": "w1", "tasks": None, "is_witness": True},
     ]
     agent.answers["GET /v1/nodes"] = {"items": items}
     rows = swarm("nodes")[1].splitlines()

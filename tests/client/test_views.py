@@ -20,8 +20,10 @@ from swarm_client.cli import ALIASES, COMMANDS, COMMON, completion, doctor, load
 from swarm_client.follow import describe_state
 from swarm_client.options import parse
 from swarm_client.output import Column, Printer, state_style
+from swarm_client.reading import read
 from swarm_client.start_phase import WORDS
 from swarmsched.api import StartPhase
+from swarmsched.documents import NodeDocument
 from tests.client.testing import HANDLE, JOB_ID, TOKEN, end, ended, job_document, log, problem, state
 
 PROGRESS = {
@@ -46,7 +48,7 @@ def listing(*items, **more):
 
 def gpu(index, **changes):
     known = {"node": "gpu1", "index": index, "uuid": f"GPU-{index}", "model": "NVIDIA H200", "memory_bytes": 2**37}
-    more = {"state": "free", "job_id": None, "health": "ok", "note": "", "is_simulated": False}
+    more = {"state": "free", "job_id": None, "health": "ok", "note": "", "is_simulated": False, "processes": []}
     figures = dict.fromkeys(("utilisation_ratio", "memory_used_bytes", "temperature_celsius", "power_watts"))
     return {**known, **more, **figures, **changes}
 
@@ -56,6 +58,8 @@ def node(name, **changes):
         "name": name,
         "address": "10.0.0.1:7433",
         "status": "alive",
+        "generation": 1,
+        "incarnation": 0,
         "version": "0.1.0",
         "since_seconds": 12.0,
         "is_draining": False,
@@ -72,6 +76,10 @@ def node(name, **changes):
         "staleness_seconds": 0.3,
     }
     return document | changes
+
+
+def group(model, count):
+    return {"model": model, "memory_bytes": 2**37, "total": count, "free": count}
 
 
 OUTLOOK = {
@@ -1041,7 +1049,7 @@ def test_help_explains_the_swarm_and_each_command(swarm):
 
 
 def test_nothing_is_free_on_a_node_that_is_gone(swarm, agent):
-    gone = node("gpu1", status="failed", gpus=None, gpu_groups=[{"model": "H200", "total": 2, "free": 2}])
+    gone = node("gpu1", status="failed", gpus=None, gpu_groups=[group("H200", 2)])
     agent.answers["GET /v1/nodes"] = listing(gone)
     line = swarm("nodes")[1].splitlines()[1]
     assert f"-/{gone['total_gpus']}" in line
@@ -1094,9 +1102,8 @@ def test_the_table_of_nodes_fits_a_narrow_terminal(monkeypatch, width):
     """Names, states, free GPUs and jobs are whole; what a node is made of and how busy it is give way."""
     monkeypatch.setenv("COLUMNS", str(width))
     printer = Printer(color="never", stream=Terminal())
-    heading, line = printer.table_lines(
-        [node("gpu1", jobs=[JOB_ID], gpus=[gpu(0), gpu(1)])], printer.chosen(nodes.COLUMNS)
-    )
+    one = read(node("gpu1", jobs=[JOB_ID], gpus=[gpu(0), gpu(1)]), NodeDocument)
+    heading, line = printer.table_lines([one], printer.chosen(nodes.COLUMNS))
     assert max(len(heading), len(line)) <= width
     assert ("FREE GPUS" in heading, HANDLE in line, "…" in heading + line) == (True, True, False)
 
@@ -1203,9 +1210,10 @@ def test_gpus_of_an_ended_job_are_those_that_it_asked_for(swarm, agent):
 
 def test_a_simulated_gpu_is_called_so_whoever_tells_of_it():
     own = node("gpu1", gpus=[gpu(0, model="Simulated-80G", is_simulated=True)])
-    gossiped = node("gpu1", gpus=None, gpu_groups=[{"model": "Simulated-80G", "total": 1}])
+    gossiped = node("gpu1", gpus=None, gpu_groups=[group("Simulated-80G", 1)])
     other = node("gpu1", gpus=[gpu(0, is_simulated=True)])
-    shown = [next(c for c in nodes.COLUMNS if c.title == "MODEL").show(each) for each in (own, gossiped, other)]
+    items = [read(each, NodeDocument) for each in (own, gossiped, other)]
+    shown = [next(c for c in nodes.COLUMNS if c.title == "MODEL").show(each) for each in items]
     assert shown == ["1x Simulated-80G", "1x Simulated-80G", "1x NVIDIA H200 (simulated)"]
 
 
@@ -1273,3 +1281,20 @@ def test_status_of_an_ended_job_says_where_what_it_has_written_lies(swarm, agent
     assert line in swarm("status", HANDLE)[1].splitlines()
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document()
     assert "Left behind" not in swarm("status", HANDLE)[1]
+
+
+def test_an_answer_that_cannot_be_read_is_shown_to_programs_and_explained_to_people(swarm, agent):
+    agent.answers["GET /v1/nodes"] = listing(node("gpu1", free_gpus="two", later=1))
+    code, out, err = swarm("nodes")
+    assert (code, out) == (125, "")
+    assert "an agent's answer cannot be read: Expected `int | null`, got `str` - at `$.free_gpus`" in err
+    shown = json.loads(swarm("nodes", "-o", "json")[1])["items"][0]
+    assert (shown["free_gpus"], shown["later"]) == ("two", 1)
+
+
+def test_a_node_of_the_version_before_is_shown_without_what_it_does_not_tell(swarm, agent):
+    older = node("gpu1")
+    assert not {"labels", "is_avoided", "avoided_reason"} & older.keys()
+    agent.answers["GET /v1/nodes"] = listing(older)
+    heading, line = swarm("nodes", "-o", "wide")[1].splitlines()
+    assert line[heading.index("LABELS")] == "-"

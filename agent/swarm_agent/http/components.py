@@ -3,6 +3,10 @@
 Those of jobs, members, nodes, GPUs and tasks come from the tables that the documents are made from.
 """
 
+from typing import Any
+
+import msgspec
+
 from swarm_agent.http import keys
 from swarm_agent.http.blobs import DIGESTS_LIMIT
 from swarm_agent.http.jobs import GRACE_LIMIT_S, REASON_LIMIT, SIGNAL_NUMBER_LIMIT
@@ -13,6 +17,7 @@ from swarm_agent.http.schema import (
     FLAG,
     JOB_ID,
     NUMBER,
+    REFERENCE,
     SECONDS,
     TEXT,
     TIME,
@@ -28,9 +33,19 @@ from swarm_agent.http.schema import (
 )
 from swarm_agent.http.spec_schema import asked_spec, shown_spec
 from swarmsched.api import JobState
+from swarmsched.documents import GpuListDocument, MemberListDocument, NodeListDocument
+from swarmsched.gossip.member import MemberStatus
 from swarmsched.holders import HOLDERS_MAX
+from swarmsched.resources import GpuHealth
 from swarmsched.specification import NODES_LIMIT, RANKS_LIMIT
+from swarmsched.task import TaskStage
 from swarmsched.view import Elasticity
+
+ANSWERS = (GpuListDocument, MemberListDocument, NodeListDocument)
+"""With all structs in them."""
+SUFFIX = "Document"
+"""Of the structs' names; a schema has the name without it."""
+WORDS = {each.__name__: [value.value for value in each] for each in (GpuHealth, MemberStatus, TaskStage)}
 
 WEAKEST_KEYS = ("id", "handle", "survives_deaths", "has_majority")
 
@@ -45,14 +60,8 @@ NODE_NAMES = {"type": "array", "items": at_most(63), "maxItems": NODES_LIMIT}
 SIGNAL_NUMBER = between("integer", 1, SIGNAL_NUMBER_LIMIT)
 ELASTICITY = choice(*(each.value for each in Elasticity))
 
-AGE, STATE, MEMBER = keys.AGE, keys.STATE, keys.properties(keys.MEMBER)
+AGE, STATE = keys.AGE, keys.STATE
 JOB = {**keys.properties(keys.JOB), **AGE}
-
-NODE: Schema = {
-    **MEMBER, **{name: maybe(schema) for name, schema in (keys.properties(keys.NODE) | AGE).items()},
-    "gpu_groups": array(record({"model": TEXT, "memory_bytes": COUNT, "total": COUNT, "free": COUNT})),
-    "gpus": maybe(array(ref("Gpu"))), "jobs": maybe(array(JOB_ID)), "tasks": maybe(array(ref("Task"))),
-}  # fmt: skip
 
 EVENT: Schema = {
     "time": TIME, "agent": TEXT, "sequence": COUNT, "kind": TEXT, "text": TEXT, "job_id": maybe(TEXT),
@@ -65,6 +74,30 @@ ENDING: Schema = {key: JOB[key] for key in ("exit_code", "signal", "end_reason",
 def listing(item: str, **more: Schema) -> Schema:
     """A list document."""
     return record({"api_version": VERSION, "items": array(ref(item)), "next_cursor": maybe(TEXT), **more})
+
+
+def answer_schemas() -> Schema:
+    """Schemas of the structs that answers are made of: all keys are there."""
+    _, found = msgspec.json.schema_components(ANSWERS, ref_template=f"{REFERENCE}{{name}}")
+    return {name.removesuffix(SUFFIX): _published(schema) for name, schema in found.items()}
+
+
+def _published(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_published(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    told = {key: _published(value) for key, value in schema.items() if key not in ("title", "default")}
+    if "properties" in told:
+        told["properties"] = {key: _published(value) for key, value in schema["properties"].items()}
+        told["required"] = list(told["properties"])
+    if "$ref" in told:
+        told["$ref"] = told["$ref"].removesuffix(SUFFIX)
+    if "description" in told:
+        told["description"] = " ".join(told["description"].split())
+    if words := told.pop("x-enumeration", ""):
+        told["enum"] = WORDS[words]
+    return told
 
 
 def log_record() -> Schema:
@@ -123,11 +156,12 @@ def schemas() -> Schema:
     status = {
         "api_version": VERSION, "node": TEXT, "version": TEXT,
         "policy": record({"name": TEXT, **changeable, "version": COUNT}),
-        "members": record(dict.fromkeys(MEMBER["status"]["enum"], COUNT)),
+        "members": record({status.value: COUNT for status in MemberStatus}),
         "gpus": record(dict.fromkeys(gpu_counts, COUNT)), "jobs": LIVE_COUNTS, "survival": record(survival),
         "fairness": maybe(FAIRNESS), "between_shepherds": COUNT, **silent, **AGE,
     }  # fmt: skip
     return {
+        **answer_schemas(),
         "Anything": {"type": "object"},
         "Empty": record({}, is_closed=True),
         "Problem": problem(),
@@ -151,13 +185,6 @@ def schemas() -> Schema:
         "Wait": record({"api_version": VERSION, "met": FLAG, "job": ref("Job")}),
         "Why": record(why),
         "LogRecord": log_record(),
-        "Node": record(NODE),
-        "NodeList": listing("Node", **AGE),
-        "Gpu": record(keys.properties(keys.GPU)),
-        "GpuList": listing("Gpu", **silent, **AGE),
-        "Task": record(keys.properties(keys.TASK)),
-        "Member": record(MEMBER),
-        "MemberList": listing("Member", **AGE),
         "Drain": record({"draining": FLAG}, optional={"reason": REASON}, is_closed=True),
         "Drained": record({"api_version": VERSION, "node": TEXT, "is_draining": FLAG, "drain_reason": TEXT}),
         "Forgotten": record({"api_version": VERSION, "node": TEXT, "is_forgotten": {"const": True}}),

@@ -135,8 +135,15 @@ def decode_cursor(text: str, shape: type[T], empty: E) -> T | E:
 
 
 def encode(document: object) -> bytes:
-    """Compact JSON in UTF-8."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    """Compact JSON in UTF-8 of a struct, or of what JSON is made of, with structs in it."""
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=msgspec.to_builtins)
+    return text.encode("utf-8", "replace")
+
+
+def as_object(document: msgspec.Struct) -> Document:
+    """A struct as a JSON object, to be sent to another agent."""
+    told: Document = msgspec.to_builtins(document)
+    return told
 
 
 def answer(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpReply:

@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 from swarm_agent.attendance import Attendance
 from swarm_agent.http.exchange import Document
-from swarm_agent.http.facts import GpuFacts
 from swarm_agent.http.model import MODEL
 from swarm_agent.http.outlook import OUTLOOK
 from swarm_agent.http.progress import PROGRESS, by_time_limit
@@ -33,12 +32,9 @@ from swarm_agent.http.when import rfc3339
 from swarmsched import ids
 from swarmsched.api import API_VERSION, EndReason, JobSpec, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
-from swarmsched.gossip.member import MemberStatus, MemberView
-from swarmsched.gossip.record import NodeFlag, NodeStatus
 from swarmsched.policies.calm import PAUSE_BUDGET
 from swarmsched.record import JobRecord, Rescaling, own_exit_code, shell_exit_code
-from swarmsched.resources import GpuHealth, Share, ranks_by_node, world_size
-from swarmsched.task import TaskStage, TaskStatus
+from swarmsched.resources import Share, ranks_by_node, world_size
 from swarmsched.view import JobView
 
 SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASS", "CREDENTIALS")
@@ -162,21 +158,8 @@ def time_or_none(utc_s: float) -> str | None:
     return rfc3339(utc_s) if utc_s else None
 
 
-def address_text(address: ids.Address) -> str:
-    """`HOST:PORT`, IPv6 in brackets."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _worker(share: Share, state: str) -> Document:
     return {"worker": share.part, "node": share.node, "state": state, "problem": None}
-
-
-def _problem(task: TaskStatus) -> str:
-    """Of an elastic part's worker."""
-    is_gone = task.stage is TaskStage.EXITED or task.is_frozen
-    stands_still = "stands still: it asks for no plans any more" if task.worker.is_silent else ""
-    return "" if is_gone else stands_still or task.worker.problem
 
 
 def spec_document(spec: JobSpec) -> Document:
@@ -190,13 +173,6 @@ def card_progress(view: JobView) -> Document | None:
     card = view.card
     is_running = card.state in (JobState.RUNNING, JobState.STOPPING)
     return by_time_limit(card.attempt, view.running_s(0.0), card.time_limit_s) if is_running else None
-
-
-def gpu_state(facts: GpuFacts) -> str:
-    """A booked GPU is held, leased or draining whatever its health; then health counts, then it is free."""
-    if facts.booking is not None:
-        return facts.booking
-    return "free" if facts.reading.health is GpuHealth.OK else facts.reading.health.value
 
 
 STATE = choice(*(state.value for state in JobState))
@@ -314,63 +290,3 @@ NEEDS: Schema = {
     "memory_bytes_per_rank": COUNT, "gpu_memory_bytes": COUNT, "gpu_type": TEXT, "require": array(TEXT),
 }
 """What is told of a specification where it is explained why a job waits."""
-
-MEMBER: tuple[DocKey[MemberView], ...] = (
-    DocKey("name", TEXT, lambda member: member.node_id),
-    DocKey("address", TEXT, lambda member: address_text(member.address)),
-    DocKey("status", choice(*(status.value for status in MemberStatus)), lambda member: member.status.value),
-    DocKey("generation", COUNT, lambda member: member.generation),
-    DocKey("incarnation", COUNT, lambda member: member.incarnation),
-    DocKey("version", TEXT, lambda member: member.software_version),
-    DocKey("since_seconds", SECONDS, lambda member: round(member.since_s, 3)),
-)
-
-NODE: tuple[DocKey[NodeStatus], ...] = (
-    DocKey("is_witness", FLAG, lambda node: node.record.has(NodeFlag.WITNESS)),
-    DocKey("is_draining", FLAG, lambda node: node.record.has(NodeFlag.DRAINING)),
-    DocKey("is_disk_stalled", FLAG, lambda node: node.record.has(NodeFlag.DISK_STALLED)),
-    DocKey("is_avoided", FLAG, lambda node: node.record.has(NodeFlag.AVOIDED)),
-    DocKey("drain_reason", TEXT, lambda node: node.record.drain_reason),
-    DocKey("avoided_reason", TEXT, lambda node: node.record.avoided_reason),
-    DocKey("zone", TEXT, lambda node: node.record.zone),
-    DocKey("labels", array(TEXT), lambda node: list(node.record.labels)),
-    DocKey("free_gpus", COUNT, lambda node: node.record.free_gpus),
-    DocKey("total_gpus", COUNT, lambda node: node.record.total_gpus),
-    DocKey("foreign_gpus", COUNT, lambda node: node.record.foreign_gpus),
-    DocKey("unhealthy_gpus", COUNT, lambda node: node.record.unhealthy_gpus),
-    DocKey("stale_gpus", COUNT, lambda node: node.record.stale_gpus),
-    DocKey("free_cpus", COUNT, lambda node: node.record.cpus_free),
-    DocKey("cpu_count", COUNT, lambda node: node.record.cpus_total),
-    DocKey("free_memory_bytes", COUNT, lambda node: node.record.memory_free_bytes),
-    DocKey("memory_bytes", COUNT, lambda node: node.record.memory_total_bytes),
-    DocKey("cpu_utilisation_ratio", NUMBER, lambda node: node.record.cpu_utilisation_percent / 100),
-    DocKey("gpu_utilisation_ratio", NUMBER, lambda node: node.record.gpu_utilisation_percent / 100),
-)
-"""What a node's gossiped record tells; all null where that has not arrived."""
-
-GPU: tuple[DocKey[GpuFacts], ...] = (
-    DocKey("node", TEXT, lambda gpu: gpu.node),
-    DocKey("index", COUNT, lambda gpu: gpu.reading.index),
-    DocKey("uuid", TEXT, lambda gpu: gpu.reading.uuid),
-    DocKey("model", TEXT, lambda gpu: gpu.reading.model),
-    DocKey("memory_bytes", COUNT, lambda gpu: gpu.reading.memory_total_bytes),
-    DocKey("state", choice("free", "held", "leased", "draining", "foreign", "unhealthy", "stale"), gpu_state),
-    DocKey("job_id", maybe(JOB_ID), lambda gpu: gpu.job_id),
-    DocKey("health", choice(*(health.value for health in GpuHealth)), lambda gpu: gpu.reading.health.value),
-    DocKey("note", TEXT, lambda gpu: gpu.reading.note),
-    DocKey("is_simulated", FLAG, lambda gpu: gpu.reading.is_simulated),
-    DocKey("utilisation_ratio", maybe(NUMBER), lambda gpu: gpu.reading.utilisation_ratio),
-    DocKey("memory_used_bytes", maybe(COUNT), lambda gpu: gpu.reading.memory_used_bytes),
-    DocKey("temperature_celsius", maybe(NUMBER), lambda gpu: gpu.reading.temperature_celsius),
-    DocKey("power_watts", maybe(NUMBER), lambda gpu: gpu.reading.power_watts),
-    DocKey("processes", array(TEXT), lambda gpu: [str(each) for each in gpu.reading.processes]),
-)
-
-TASK: tuple[DocKey[TaskStatus], ...] = (
-    DocKey("job_id", JOB_ID, lambda task: task.job_id),
-    DocKey("attempt", COUNT, lambda task: task.attempt),
-    DocKey("worker", maybe(COUNT), lambda task: task.part or None),
-    DocKey("stage", choice(*(stage.value for stage in TaskStage)), lambda task: task.stage.value),
-    DocKey("is_paused", FLAG, lambda task: task.is_frozen),
-    DocKey("problem", TEXT, _problem),
-)

@@ -7,22 +7,35 @@ them; the owners are asked for the details, at most once a second while somebody
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from swarm_agent.http.exchange import Call, Document, HttpReply, answer, boolean, encode
+from msgspec.structs import asdict
+
+from swarm_agent.http.exchange import Call, Document, HttpReply, answer, as_object, boolean, encode
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.joblist import JobList
 from swarm_agent.http.jobs import short_text
-from swarm_agent.http.keys import GPU, MEMBER, TASK, address_text, document
 from swarm_agent.http.outlook import fairness_document
 from swarm_agent.http.parameter import header
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Absent, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
-from swarm_agent.http.views import aged, listing, node_document, queue_documents, setting_document, status_document
+from swarm_agent.http.views import (
+    address_text,
+    aged,
+    gpu_document,
+    listing,
+    member_document,
+    node_document,
+    queue_documents,
+    setting_document,
+    status_document,
+    task_document,
+)
 from swarm_agent.http.when import rfc3339, utc_of
-from swarmsched.api import NODE_CLOSENESS, near_word
+from swarmsched.api import API_VERSION, NODE_CLOSENESS, near_word
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
+from swarmsched.documents import GpuListDocument, MemberListDocument, NodeDetails, NodeDocument, NodeListDocument
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import POLICIES
@@ -70,7 +83,7 @@ class GpuDetails:
 
     def __init__(self, facts: AgentFacts, peers: Peers, on_news: Callable[[], None]) -> None:
         self._facts, self._peers, self._on_news = facts, peers, on_news
-        self._known: dict[NodeId, Document] = {}
+        self._known: dict[NodeId, NodeDetails] = {}
         self._asked_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
         self.absent: Absent = {}
@@ -86,27 +99,24 @@ class GpuDetails:
         if is_missing or age_s > DETAILS_LIMIT_S:
             await asyncio.shield(self._asking)
 
-    def of(self, node: NodeId) -> Document | None:
-        """The node's `gpus` and `tasks`, or None while it has not told them."""
+    def of(self, node: NodeId) -> NodeDetails | None:
+        """What the node tells, or None while it has not told."""
         return self.own() if node == self._peers.own_name else self._known.get(node)
 
-    def own(self) -> Document:
+    def own(self) -> NodeDetails:
         """GPUs and tasks of this very node."""
         gpus, tasks = self._facts.gpus(), self._facts.tasks()
-        return {"gpus": [document(GPU, each) for each in gpus], "tasks": [document(TASK, each) for each in tasks]}
+        return NodeDetails(gpus=list(map(gpu_document, gpus)), tasks=list(map(task_document, tasks)))
 
     async def on_gpus(self, _: NodeId, __: Document) -> Document:
         """Tell another agent."""
-        return self.own()
+        return as_object(self.own())
 
     async def _ask(self) -> None:
         try:
             fan_out = await self._peers.ask_all("gpus", {}, LIST_TIMEOUT_S)
             # Of a node that did not answer nothing is shown: stale GPUs must not look idle.
-            self._known = {
-                node: {"gpus": reply.get("gpus", []), "tasks": reply.get("tasks", [])}
-                for node, reply in fan_out.answers.items()
-            }
+            self._known = fan_out.read(NodeDetails)
             self.absent = fan_out.absent
             self._on_news()
         finally:
@@ -131,10 +141,10 @@ class Nodes:
         """GET /v1/nodes/NODE."""
         await self._details.refresh()
         name = self._facts.named(call.params["node"])
-        found = next((each for each in self._node_documents() if each["name"] == name), None)
+        found = next((each for each in self._node_documents() if each.name == name), None)
         if found is None:
             raise self._unknown_node(name)
-        return answer({"api_version": "v1", **found})
+        return answer({"api_version": API_VERSION, **asdict(found)})
 
     async def list_gpus(self, _: Call) -> HttpReply:
         """GET /v1/gpus: devices by name, of the nodes that answer."""
@@ -222,47 +232,44 @@ class Nodes:
     def _setting(self) -> Document:
         return setting_document(*self._facts.setting())
 
-    def _node_documents(self) -> list[Document]:
+    def _node_documents(self) -> list[NodeDocument]:
         known = {status.record.node_id: status for status in self._facts.nodes()}
         now_utc_s, placed = time.time(), self._placed()
-        return [
-            self._with_gpus(node_document(member, known.get(member.node_id), now_utc_s), placed)
-            for member in self._facts.members()
-        ]
+        found = [node_document(member, known.get(member.node_id), now_utc_s) for member in self._facts.members()]
+        for each in found:
+            told = self._details.of(NodeId(each.name))
+            if told is None:
+                each.jobs = placed.get(each.name)
+            else:
+                each.gpus, each.tasks = told.gpus, told.tasks
+                each.jobs = sorted({gpu.job_id for gpu in told.gpus if gpu.job_id})
+        return found
 
-    def _placed(self) -> dict[NodeId, list[JobId]]:
+    def _placed(self) -> dict[str, list[str]]:
         """The jobs of each node that says nothing itself, by their records and cards."""
         silent = {each.node_id for each in self._facts.members() if self._details.of(each.node_id) is None}
         if not silent:
             return {}
         shares = {job.job_id: job.card.shares for job in self._facts.cards()}
         shares |= {job_id: () if each.is_ended else each.shares for job_id, each in self._facts.records().items()}
-        placed: dict[NodeId, list[JobId]] = {}
+        placed: dict[str, list[str]] = {}
         for job_id, parts in sorted(shares.items()):
             for node in silent.intersection(share.node for share in parts):
                 placed.setdefault(node, []).append(job_id)
         return placed
 
-    def _with_gpus(self, document: Document, placed: Mapping[NodeId, list[JobId]]) -> Document:
-        name = NodeId(document["name"])
-        told = self._details.of(name)
-        if told is None:
-            return {**document, "jobs": placed.get(name)}
-        return {**document, **told, "jobs": sorted({each["job_id"] for each in told["gpus"] if each["job_id"]})}
-
-    def _node_list(self) -> Document:
+    def _node_list(self) -> NodeListDocument:
         items = self._node_documents()
-        return listing(
-            items, **aged(time.time(), max((each["staleness_seconds"] or 0.0 for each in items), default=0.0))
-        )
+        age_s = max((each.staleness_seconds or 0.0 for each in items), default=0.0)
+        return NodeListDocument(items=items, **aged(time.time(), age_s))
 
-    def _gpu_list(self) -> Document:
+    def _gpu_list(self) -> GpuListDocument:
         told = [self._details.of(member.node_id) for member in self._facts.members()]
-        gpus = [gpu for each in told if each for gpu in each["gpus"]]
-        return listing(gpus, **self._details.absent, **aged(time.time(), 0.0))
+        gpus = [gpu for each in told if each for gpu in each.gpus]
+        return GpuListDocument(items=gpus, **{**self._details.absent, **aged(time.time(), 0.0)})
 
-    def _member_list(self) -> Document:
-        return listing([document(MEMBER, each) for each in self._facts.members()], **aged(time.time(), 0.0))
+    def _member_list(self) -> MemberListDocument:
+        return MemberListDocument(items=list(map(member_document, self._facts.members())), **aged(time.time(), 0.0))
 
     def _unknown_node(self, name: str) -> Problem:
         close = near_word(name, [member.node_id for member in self._facts.members()], NODE_CLOSENESS)

@@ -3,9 +3,9 @@ for lists."""
 
 from collections.abc import Mapping
 
-from swarm_agent.http.exchange import Document
+from swarm_agent.http.exchange import Document, as_object
 from swarm_agent.http.facts import AgentFacts
-from swarm_agent.http.keys import TASK, document
+from swarm_agent.http.views import task_document
 from swarmsched.ids import JobId, NodeId
 
 Pauses = Mapping[tuple[str, str, int], bool]
@@ -14,7 +14,7 @@ Pauses = Mapping[tuple[str, str, int], bool]
 
 def tasks_here(facts: AgentFacts, job_id: JobId | None = None) -> list[Document]:
     """The tasks of this node, or those of one job."""
-    return [document(TASK, each) for each in facts.tasks() if job_id in (None, each.job_id)]
+    return [as_object(task_document(each)) for each in facts.tasks() if job_id in (None, each.job_id)]
 
 
 def pauses(parts: Mapping[NodeId, Document]) -> Pauses:

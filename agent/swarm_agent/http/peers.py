@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 
 from swarm_agent.http.exchange import Call, HttpReply
 from swarm_agent.http.facts import AgentFacts
@@ -20,6 +22,10 @@ from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.ids import NodeId
 
+log = logging.getLogger("swarm.http")
+
+T = TypeVar("T")
+
 LIST_TIMEOUT_S = 0.3
 SEARCH_TIMEOUT_S = 2.0
 FORWARD_TIMEOUT_S = 12.0  # above the 10 s that the core is given for a command
@@ -31,7 +37,7 @@ FORWARDED_HEADERS = ("content-type", "if-match", "accept")
 SAFE_METHODS = ("GET", "HEAD")
 
 Question = dict[str, Any] | Callable[[NodeId], dict[str, Any]]
-Absent = dict[str, list[NodeId]]
+Absent = dict[str, list[str]]
 Dispatch = Callable[[Call], Awaitable[HttpReply]]
 
 
@@ -47,6 +53,16 @@ class FanOut:
     def absent(self) -> Absent:
         """Whose part is missing, as documents say it."""
         return {"silent_nodes": list(self.silent), "unasked_nodes": list(self.unasked)}
+
+    def read(self, kind: type[T]) -> dict[NodeId, T]:
+        """Answers as structs; one that this version cannot read is logged, and left out."""
+        found: dict[NodeId, T] = {}
+        for node, answer in self.answers.items():
+            try:
+                found[node] = msgspec.convert(answer, kind)
+            except msgspec.ValidationError as error:
+                log.warning("answer of another agent cannot be read node=%s error=%s", node, error)
+        return found
 
 
 class Peers:

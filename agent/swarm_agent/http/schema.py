@@ -15,9 +15,12 @@ DIGEST: Schema = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 JOB_ID: Schema = {"type": "string", "pattern": "^[0-9a-hjkmnp-tv-z]{26}$"}
 
 
+REFERENCE = "#/components/schemas/"
+
+
 def ref(name: str) -> Schema:
     """A reference to another schema."""
-    return {"$ref": f"#/components/schemas/{name}"}
+    return {"$ref": f"{REFERENCE}{name}"}
 
 
 def maybe(schema: Schema) -> Schema:

@@ -5,24 +5,26 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from swarm_agent.attendance import Attendance, no_majority, present
 from swarm_agent.eventlog import LoggedEvent
 from swarm_agent.http import keys
 from swarm_agent.http.exchange import Document
-from swarm_agent.http.facts import AgentFacts
-from swarm_agent.http.keys import document
+from swarm_agent.http.facts import AgentFacts, GpuFacts
 from swarm_agent.http.when import rfc3339
 from swarm_agent.installed import software_version
 from swarmsched import ids
 from swarmsched.api import API_VERSION, JobState
+from swarmsched.documents import GpuDocument, GpuGroupDocument, MemberDocument, NodeDocument, TaskDocument
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus
 from swarmsched.ids import NodeId
 from swarmsched.policies.explain import WhyReport, allows
 from swarmsched.record import JobRecord
+from swarmsched.resources import GpuHealth
 from swarmsched.specification import QUEUES
+from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import JobView, PolicySetting
 
 LIVE_STATES = tuple(state.value for state in JobState if state is not JobState.ENDED)
@@ -66,16 +68,95 @@ def bare_summary(job_id: ids.JobId, state: JobState, shepherd: NodeId | None = N
     return job_summary({"id": job_id, "handle": ids.handle(job_id), "state": state.value, "shepherd": shepherd})
 
 
-def node_document(member: MemberView, status: NodeStatus | None, now_utc_s: float) -> Document:
-    """A member with its record; nulls when that has not arrived.  `gpus`, `jobs` and `tasks` come from the node."""
-    known = {**document(keys.MEMBER, member), "gpus": None, "jobs": None, "tasks": None, "gpu_groups": []}
+def address_text(address: ids.Address) -> str:
+    """`HOST:PORT`, IPv6 in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def member_document(member: MemberView) -> MemberDocument:
+    """A member as this agent sees it."""
+    return MemberDocument(
+        name=member.node_id,
+        address=address_text(member.address),
+        status=member.status.value,
+        generation=member.generation,
+        incarnation=member.incarnation,
+        version=member.software_version,
+        since_seconds=round(member.since_s, 3),
+    )
+
+
+def node_document(member: MemberView, status: NodeStatus | None, now_utc_s: float) -> NodeDocument:
+    """A member with its record, as far as that has arrived; `gpus`, `jobs` and `tasks` come from the node."""
+    known = asdict(member_document(member))
     if status is None:
-        return {**known, **dict.fromkeys([*(key.name for key in keys.NODE), *keys.AGE])}
-    known["gpu_groups"] = [
-        {"model": each.model, "memory_bytes": each.memory_bytes, "total": each.count, "free": each.free}
-        for each in status.record.groups
-    ]
-    return {**known, **document(keys.NODE, status), **aged(now_utc_s, status.age_s)}
+        return NodeDocument(**known)
+    node = status.record
+    return NodeDocument(
+        **known,
+        gpu_groups=[
+            GpuGroupDocument(model=each.model, memory_bytes=each.memory_bytes, total=each.count, free=each.free)
+            for each in node.groups
+        ],
+        is_witness=node.has(NodeFlag.WITNESS),
+        is_draining=node.has(NodeFlag.DRAINING),
+        is_disk_stalled=node.has(NodeFlag.DISK_STALLED),
+        is_avoided=node.has(NodeFlag.AVOIDED),
+        drain_reason=node.drain_reason,
+        avoided_reason=node.avoided_reason,
+        zone=node.zone,
+        labels=list(node.labels),
+        free_gpus=node.free_gpus,
+        total_gpus=node.total_gpus,
+        foreign_gpus=node.foreign_gpus,
+        unhealthy_gpus=node.unhealthy_gpus,
+        stale_gpus=node.stale_gpus,
+        free_cpus=node.cpus_free,
+        cpu_count=node.cpus_total,
+        free_memory_bytes=node.memory_free_bytes,
+        memory_bytes=node.memory_total_bytes,
+        cpu_utilisation_ratio=node.cpu_utilisation_percent / 100,
+        gpu_utilisation_ratio=node.gpu_utilisation_percent / 100,
+        **aged(now_utc_s, status.age_s),
+    )
+
+
+def gpu_document(gpu: GpuFacts) -> GpuDocument:
+    """A GPU of this node.  One that is booked is held, leased or draining whatever its health; then health counts."""
+    reading = gpu.reading
+    unbooked = "free" if reading.health is GpuHealth.OK else reading.health.value
+    return GpuDocument(
+        node=gpu.node,
+        index=reading.index,
+        uuid=reading.uuid,
+        model=reading.model,
+        memory_bytes=reading.memory_total_bytes,
+        state=unbooked if gpu.booking is None else gpu.booking,
+        job_id=gpu.job_id,
+        health=reading.health.value,
+        note=reading.note,
+        is_simulated=reading.is_simulated,
+        utilisation_ratio=reading.utilisation_ratio,
+        memory_used_bytes=reading.memory_used_bytes,
+        temperature_celsius=reading.temperature_celsius,
+        power_watts=reading.power_watts,
+        processes=[str(each) for each in reading.processes],
+    )
+
+
+def task_document(task: TaskStatus) -> TaskDocument:
+    """A task of this node."""
+    is_gone = task.stage is TaskStage.EXITED or task.is_frozen
+    stands_still = "stands still: it asks for no plans any more" if task.worker.is_silent else ""
+    return TaskDocument(
+        job_id=task.job_id,
+        attempt=task.attempt,
+        worker=task.part or None,
+        stage=task.stage.value,
+        is_paused=task.is_frozen,
+        problem="" if is_gone else stands_still or task.worker.problem,
+    )
 
 
 def gpu_counts(every: Sequence[NodeStatus], present: Collection[NodeId]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from swarm_client.cli.setting import set_setting, unset_setting, view_setting
 from swarm_client.config import SETTINGS, user_file
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
-from swarm_client.output import Column
+from swarm_client.output import Column, Row
 from swarm_client.session import Session
 from swarm_client.toml_edit import Value, remove_key, remove_section, save, set_key
 
@@ -59,7 +59,10 @@ def _view(session: Session, *, with_origin: bool) -> int:
         {"name": f"contexts.{name}", "value": values.get("hosts", ""), "origin": "-"}
         for name, values in config.contexts.items()
     ]
-    columns = [Column("KEY", lambda item: str(item["name"])), Column("VALUE", lambda item: _shown(item["value"]))]
+    columns: list[Column[Row]] = [
+        Column("KEY", lambda item: str(item["name"])),
+        Column("VALUE", lambda item: _shown(item["value"])),
+    ]
     if with_origin:
         columns.append(Column("ORIGIN", lambda item: str(item["origin"])))
     session.printer.items(items, columns)

@@ -11,7 +11,7 @@ from swarm_client.agents import Agents
 from swarm_client.cli.version import client_version
 from swarm_client.failure import FAILED, LOOK_CLOSER, NOT_AUTHORISED, OK, Failure
 from swarm_client.options import Arguments, Command
-from swarm_client.output import Column, state_style
+from swarm_client.output import Column, Row, state_style
 from swarm_client.quantity import show_count
 from swarm_client.session import Session
 
@@ -21,7 +21,7 @@ COMMAND = Command(
     details="Shows what is not in order; with `-o wide` every check.",
 )
 CLOCK_OFFSET_LIMIT_S = 5.0
-COLUMNS = (
+COLUMNS: tuple[Column[Row], ...] = (
     Column("WHERE", lambda item: str(item["node"])),
     Column("CHECK", lambda item: str(item["name"])),
     Column("STATUS", lambda item: str(item["status"]), style=state_style),

@@ -11,7 +11,7 @@ from swarm_client.failure import NOT_FOUND, OK, SWARM_FAILED, Failure, NoAgentAn
 from swarm_client.http import ConnectionBroken
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
-from swarm_client.output import Column, Printer, plain
+from swarm_client.output import Column, Printer, Row, plain
 from swarm_client.quantity import show_time, whole
 from swarm_client.session import Session
 
@@ -26,7 +26,7 @@ COMMAND = Command(
         Option("--node", "only of this node", "NODE"),
     ),
 )
-COLUMNS = (
+COLUMNS: tuple[Column[Row], ...] = (
     Column("TIME", lambda event: show_time(event["time"], has_fraction=True)),
     Column("AGENT", lambda event: str(event["agent"])),
     Column("KIND", lambda event: str(event["kind"])),
@@ -50,7 +50,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         _check_lines(session.printer)
         return _follow(session, {**query, "follow": "1"})
     document = session.agents.call("cannot list events", "GET", "/v1/events", query=query)
-    session.printer.page(document, COLUMNS)
+    session.printer.page(document, COLUMNS, dict)
     return OK
 
 

@@ -6,7 +6,7 @@ import os
 
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
-from swarm_client.output import Column
+from swarm_client.output import Column, Row
 from swarm_client.quantity import show_count, whole
 from swarm_client.session import Session
 
@@ -27,7 +27,7 @@ COMMAND = Command(
     ),
     positionals="up | down | status | stop NODE | start NODE",
 )
-COLUMNS = (
+COLUMNS: tuple[Column[Row], ...] = (
     Column("NAME", lambda item: str(item["name"])),
     Column("ADDRESS", lambda item: str(item["address"])),
     Column("PID", lambda item: str(item["pid"] or "-"), is_right=True),

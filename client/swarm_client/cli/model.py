@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from swarm_client.output import Column, Printer
+from swarm_client.output import Column, Printer, Row
 from swarm_client.quantity import show_count, show_duration, show_ratio
 
-COLUMNS = (
+COLUMNS: tuple[Column[Row], ...] = (
     Column("RANKS", lambda row: str(row["ranks"]), is_right=True),
     Column("GPUS", lambda row: str(row["gpus"]), is_right=True),
     Column("NODES", lambda row: str(row["nodes"]), is_right=True),

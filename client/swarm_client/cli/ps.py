@@ -9,7 +9,7 @@ from swarm_client.failure import OK, UsageError
 from swarm_client.job_list import list_jobs
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.outlook import shown_start
-from swarm_client.output import Column, state_style
+from swarm_client.output import Column, Row, state_style
 from swarm_client.quantity import show_count, show_duration, show_few, show_ratio, show_time, whole
 from swarm_client.session import Session
 from swarm_client.start_phase import with_phase
@@ -109,7 +109,7 @@ def _text(key: str, missing: str = "-") -> Any:
     return lambda job: str(job[key]) if job.get(key) not in (None, "") else missing
 
 
-COLUMNS = (
+COLUMNS: tuple[Column[Row], ...] = (
     Column("ID", lambda job: str(job.get("handle", ""))),
     Column("NAME", _text("name"), is_name=True),
     Column("USER", _text("user"), gives_way=True),
@@ -146,7 +146,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     document = list_jobs(session.agents, query, limit)
     if session.printer.is_for_people:
         document["items"] = by_turn(document["items"])
-    session.printer.page(document, COLUMNS)
+    session.printer.page(document, COLUMNS, dict)
     _remarks(session, document)
     session.agents.learn()
     return OK

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swarm_client.failure import FAILED, OK, UsageError
 from swarm_client.options import Option
-from swarm_client.output import Column
+from swarm_client.output import Column, Row
 from swarm_client.progress import ProgressBar
 from swarm_client.quantity import show_duration, whole
 
@@ -37,7 +37,7 @@ TABLE_BYTES_MOST = 2**28
 TITLE_MOST = 120
 NAMED = 3  # jobs that are named where they have not finished
 KNOWS_DEFAULT = "perfect"
-COLUMNS = (
+COLUMNS: tuple[Column[Row], ...] = (
     Column("POLICY", lambda item: str(item["policy"])),
     Column("FINISHED", lambda item: f"{item['finished']}/{item['jobs']}", is_right=True),
     Column("AVERAGE", lambda item: _figure(item["avg_jct_s"]), is_right=True),

@@ -11,7 +11,7 @@ from swarm_client.cli.workload import IMPORT_OPTIONS, generate, import_recording
 from swarm_client.cli.workload import OPTIONS as GENERATE_OPTIONS
 from swarm_client.failure import FAILED, OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
-from swarm_client.output import Column
+from swarm_client.output import Column, Row
 from swarm_client.quantity import whole
 from swarm_client.session import Session, one_positional
 
@@ -88,7 +88,7 @@ COMMAND = Command(
         "writes the same tables: pollux, sia, philly, helios, pai, elasticflow.  Rows that cannot be used are told."
     ),
 )
-BREAK_COLUMNS = (
+BREAK_COLUMNS: tuple[Column[Row], ...] = (
     Column("KIND", lambda item: str(item["kind"])),
     Column("NAME", lambda item: str(item["name"])),
     Column("SUMMARY", lambda item: str(item["summary"])),

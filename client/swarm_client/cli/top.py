@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm_client.cli import nodes as nodes_command
 from swarm_client.cli import ps
@@ -11,8 +11,12 @@ from swarm_client.failure import OK
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column
 from swarm_client.quantity import duration, show_bytes, show_count, show_ratio
+from swarm_client.reading import read
 from swarm_client.session import Session
 from swarm_client.watch import watch
+
+if TYPE_CHECKING:
+    from swarmsched.documents import GpuDocument, NodeDocument
 
 COMMAND = Command(
     "top",
@@ -57,26 +61,29 @@ def _read(session: Session) -> tuple[Any, Any, Any, Any]:
 
 def frame(session: Session) -> list[str]:
     """The lines of one picture of the swarm."""
-    status, gpus, jobs, nodes = _read(session)
+    status, told_gpus, jobs, told_nodes = _read(session)
+    from swarmsched.documents import GpuDocument, NodeDocument
+
+    gpus, nodes = [read(gpu, GpuDocument) for gpu in told_gpus], [read(node, NodeDocument) for node in told_nodes]
     printer = session.printer
-    node_columns = (*NODE_COLUMNS, Column("GPUS: LOAD OR JOB", _loads(gpus)))
+    node_columns: tuple[Column[NodeDocument], ...] = (*NODE_COLUMNS, Column("GPUS: LOAD OR JOB", _loads(gpus)))
     head = headline({**status, "gpus": counted(status["gpus"], gpus, nodes)})
     lines = [printer.paint(printer.fit(head), "bold"), ""]
-    in_order = sorted(nodes, key=lambda node: nodes_command.natural(str(node["name"])))
+    in_order = sorted(nodes, key=lambda node: nodes_command.natural(node.name))
     lines += printer.table_lines(in_order, node_columns)
     lines += ["", *printer.table_lines(ps.by_turn(jobs), JOB_COLUMNS)]
     return lines
 
 
 def counted(
-    gossiped: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]
+    gossiped: Mapping[str, Any], gpus: Sequence[GpuDocument], nodes: Sequence[NodeDocument]
 ) -> Mapping[str, Any]:
     """Counts of GPUs as their owners tell; as gossip tells, which is seconds older, while not all owners answer."""
     if len(gpus) != gossiped.get("total"):
         return gossiped
-    draining = {node["name"] for node in nodes if node.get("is_draining")}
-    free = sum(gpu.get("state") == "free" and gpu["node"] not in draining for gpu in gpus)
-    busy = sum(gpu.get("state") in ("held", "leased", "draining") for gpu in gpus)
+    draining = {node.name for node in nodes if node.is_draining}
+    free = sum(gpu.state == "free" and gpu.node not in draining for gpu in gpus)
+    busy = sum(gpu.state in ("held", "leased", "draining") for gpu in gpus)
     return {**gossiped, "free": free, "leased": busy}
 
 
@@ -93,21 +100,21 @@ def headline(status: Mapping[str, Any]) -> str:
     return "swarm: " + " | ".join(parts)
 
 
-def _loads(gpus: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
+def _loads(gpus: Sequence[GpuDocument]) -> Callable[[NodeDocument], str]:
     """For each node, each GPU's load: a bar and memory where measured, else its state."""
     by_node: dict[str, list[str]] = {}
     for gpu in gpus:
-        by_node.setdefault(str(gpu["node"]), []).append(gpu_load(gpu))
-    return lambda node: "  ".join(by_node.get(str(node["name"]), ["-"]))
+        by_node.setdefault(gpu.node, []).append(gpu_load(gpu))
+    return lambda node: "  ".join(by_node.get(node.name, ["-"]))
 
 
-def gpu_load(gpu: Mapping[str, Any]) -> str:
+def gpu_load(gpu: GpuDocument) -> str:
     """`0 [#####     ] 48% 12.0 GiB` or `1 free`."""
-    ratio = gpu.get("utilisation_ratio")
-    job = (gpu.get("job_id") or "")[nodes_command.HANDLE]
-    state = job or str(gpu.get("state"))
-    if ratio is None or gpu.get("is_simulated"):
-        return f"{gpu['index']} {state}"
+    ratio = gpu.utilisation_ratio
+    job = (gpu.job_id or "")[nodes_command.HANDLE]
+    state = job or gpu.state
+    if ratio is None or gpu.is_simulated:
+        return f"{gpu.index} {state}"
     filled = round(min(1.0, max(0.0, ratio)) * BAR_WIDTH)
     bar = "#" * filled + " " * (BAR_WIDTH - filled)
-    return f"{gpu['index']} [{bar}] {show_ratio(ratio)} {show_bytes(gpu.get('memory_used_bytes'))} {state}"
+    return f"{gpu.index} [{bar}] {show_ratio(ratio)} {show_bytes(gpu.memory_used_bytes)} {state}"

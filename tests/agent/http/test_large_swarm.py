@@ -9,11 +9,12 @@ from swarm_agent.eventlog import EventLog
 from swarm_agent.http import events as events_module
 from swarm_agent.http import peers as peers_module
 from swarm_agent.http.events import Events
+from swarm_agent.http.exchange import as_object
 from swarm_agent.http.find import JobFinder
 from swarm_agent.http.joblist import JobList
-from swarm_agent.http.keys import GPU, document
 from swarm_agent.http.log_places import LogFinder
 from swarm_agent.http.peers import FAN_OUT_LIMIT, Peers
+from swarm_agent.http.views import gpu_document
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.effects import Announce
 from swarmsched.ids import NodeId
@@ -55,7 +56,7 @@ class Member(AgentWithoutCore):
         return answer
 
     async def tell_gpus(self, _, __):
-        return {"gpus": [document(GPU, each) for each in self.gpus()], "tasks": []}
+        return {"gpus": [as_object(gpu_document(each)) for each in self.gpus()], "tasks": []}
 
     def tell_matches(self, finder):
         async def tell(_, payload):

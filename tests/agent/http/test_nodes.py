@@ -1,5 +1,6 @@
 """Members, nodes, GPUs and the swarm-wide setting."""
 
+import asyncio
 import json
 import time
 
@@ -55,6 +56,19 @@ async def test_only_members_that_are_gone_can_be_forgotten(n1, swarm):
     swarm.statuses[NodeId("n2")] = "failed"
     assert (await n1.ask("DELETE", "/v1/members/n2")).status == 200
     assert n1.agent.commands == [ForgetMember(NodeId("n2"))] * 2
+
+
+async def test_a_node_whose_answer_cannot_be_read_is_shown_without_its_gpus_and_logged(n1, swarm, caplog):
+    async def tell_gpus(*_):
+        return {"gpus": [{"index": "first"}], "tasks": []}
+
+    assert (await n1.get("/v1/nodes/n2"))["gpus"] is not None
+    swarm.agents[NodeId("n2")].queries["gpus"] = tell_gpus
+    async with asyncio.timeout(10.0):
+        while (await n1.get("/v1/nodes/n2"))["gpus"] is not None:
+            await asyncio.sleep(0.05)
+    assert (await n1.get("/v1/nodes/n1"))["gpus"] is not None
+    assert "answer of another agent cannot be read node=n2" in caplog.text
 
 
 async def test_a_node_is_drained_through_any_agent_and_by_itself_alone(n1, swarm):
