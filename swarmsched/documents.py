@@ -7,12 +7,14 @@ Bounds and words are published in /openapi.json and not enforced here: a reader 
 The module imports no other: the command reads it once an answer has come.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 API_VERSION = "v1"
+HOLDERS_MOST = 5
+"""As `holders.HOLDERS_MAX`, which a test holds it to."""
 
 
 def one_of(*words: str) -> Meta:
@@ -29,6 +31,8 @@ Count = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 Seconds = Annotated[float, Meta(extra_json_schema={"minimum": 0})]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 JobIdText = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-hjkmnp-tv-z]{26}$"})]
+Digest = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]{64}$"})]
+StoreId = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]{1,14}$"})]
 Version = Annotated[str, Meta(extra_json_schema={"const": API_VERSION})]
 
 
@@ -155,3 +159,272 @@ class GpuListDocument(msgspec.Struct, kw_only=True):
     unasked_nodes: list[str] = []
     as_of: Time
     staleness_seconds: Seconds
+
+
+class EventDocument(msgspec.Struct, kw_only=True):
+    """An event as one agent logged it; `cursor` is where a list or a stream goes on behind it."""
+
+    time: Time
+    agent: str
+    sequence: Count
+    kind: str
+    text: str
+    job_id: str | None
+    node: str | None
+    fields: dict[str, Any]
+    cursor: str = ""
+
+
+class EventListDocument(msgspec.Struct, kw_only=True):
+    """The list of events, oldest first."""
+
+    api_version: Version = API_VERSION
+    items: list[EventDocument]
+    next_cursor: str | None
+    silent_nodes: list[str] = []
+    unasked_nodes: list[str] = []
+
+
+class NodeEvents(msgspec.Struct, kw_only=True):
+    """What an agent tells others of its log: events, and the (time, sequence) of its last one."""
+
+    items: list[EventDocument] = []
+    last: tuple[str, int] = ("", 0)
+
+
+class LiveCountsDocument(msgspec.Struct, kw_only=True):
+    """The number of live jobs in each state."""
+
+    queued: Count = 0
+    starting: Count = 0
+    running: Count = 0
+    stopping: Count = 0
+
+
+class QueueDocument(msgspec.Struct, kw_only=True):
+    """A queue with its live jobs and the GPUs that they hold or ask for."""
+
+    name: str
+    jobs: LiveCountsDocument
+    gpus: Count
+
+
+class QueueListDocument(msgspec.Struct, kw_only=True):
+    """The list of queues."""
+
+    api_version: Version = API_VERSION
+    items: list[QueueDocument]
+    next_cursor: str | None = None
+    silent_nodes: list[str] = []
+    unasked_nodes: list[str] = []
+
+
+class SettingDocument(msgspec.Struct, kw_only=True):
+    """The swarm-wide setting and its version."""
+
+    api_version: Version = API_VERSION
+    policy: str
+    parameters: dict[str, float]
+    elasticity: Annotated[str, value_of("Elasticity")]
+    restartable: bool = False
+    version: Count
+
+
+class PolicyDocument(msgspec.Struct, kw_only=True):
+    """The swarm-wide setting in the status of the swarm."""
+
+    name: str
+    parameters: dict[str, float]
+    elasticity: Annotated[str, value_of("Elasticity")]
+    restartable: bool = False
+    version: Count
+
+
+class MemberCountsDocument(msgspec.Struct, kw_only=True):
+    """The number of members in each status."""
+
+    alive: Count = 0
+    suspect: Count = 0
+    failed: Count = 0
+    left: Count = 0
+    conflict: Count = 0
+
+
+class GpuCountsDocument(msgspec.Struct, kw_only=True):
+    """The number of GPUs of members that are there, by what gossip tells; `away` counts those of the others.
+
+    `leased` are those that are neither free nor out of use.  A node that drains tells none to be free, so that nobody
+    else knows which of its GPUs are leased: they are `draining`.
+    """
+
+    total: Count
+    free: Count
+    foreign: Count
+    unhealthy: Count
+    stale: Count
+    leased: Count
+    draining: Count
+    away: Count
+
+
+class WeakestDocument(msgspec.Struct, kw_only=True):
+    """A job that survives few deaths of holders."""
+
+    id: JobIdText
+    handle: str
+    name: str | None
+    survives_deaths: Count | None
+    has_majority: bool | None
+
+
+class SurvivalDocument(msgspec.Struct, kw_only=True):
+    """The number of live jobs by the deaths of holders that they survive."""
+
+    jobs: dict[str, Count]
+    without_majority: Count
+    unknown: Count
+    weakest: list[WeakestDocument]
+
+
+class WorstJobDocument(msgspec.Struct, kw_only=True):
+    """The job that is served worst."""
+
+    id: JobIdText
+    handle: str
+
+
+class FairnessDocument(msgspec.Struct, kw_only=True):
+    """How fairly jobs are served: time to the end over that alone on an equal share of the GPUs."""
+
+    rho_median: float
+    rho_worst: float
+    worst_job: WorstJobDocument
+    jobs: Count
+
+
+class StatusDocument(msgspec.Struct, kw_only=True):
+    """The swarm in a few numbers."""
+
+    api_version: Version = API_VERSION
+    node: str
+    version: str
+    policy: PolicyDocument
+    members: MemberCountsDocument
+    gpus: GpuCountsDocument
+    jobs: LiveCountsDocument
+    survival: SurvivalDocument
+    fairness: FairnessDocument | None = None
+    between_shepherds: Count = 0
+    silent_nodes: list[str] = []
+    unasked_nodes: list[str] = []
+    as_of: Time
+    staleness_seconds: Seconds
+
+
+class CheckDocument(msgspec.Struct, kw_only=True):
+    """A check of an agent's own state."""
+
+    name: str
+    status: Annotated[str, one_of("ok", "warning", "failed")]
+    detail: str
+    remedy: str
+
+
+class DoctorDocument(msgspec.Struct, kw_only=True):
+    """The list of an agent's checks."""
+
+    api_version: Version = API_VERSION
+    items: list[CheckDocument]
+    next_cursor: str | None = None
+    node: str
+
+
+class LeftDocument(msgspec.Struct, kw_only=True):
+    """A working folder of an attempt that is over, on its node until `until` at the latest."""
+
+    node: str = ""
+    attempt: Count
+    path: str
+    size_bytes: Count
+    until: Time
+
+
+class LeftListDocument(msgspec.Struct, kw_only=True):
+    """The list of a job's working folders."""
+
+    api_version: Version = API_VERSION
+    items: list[LeftDocument]
+    next_cursor: str | None = None
+    silent_nodes: list[str] = []
+    unasked_nodes: list[str] = []
+
+
+class NodeFolders(msgspec.Struct, kw_only=True):
+    """What an agent tells others of a job's working folders on its node."""
+
+    items: list[LeftDocument] = []
+
+
+class TicketDocument(msgspec.Struct, kw_only=True):
+    """A job id and who is to hold its record, each with the database that it keeps."""
+
+    api_version: Version = API_VERSION
+    job_id: JobIdText
+    holders: Annotated[list[str], Meta(extra_json_schema={"maxItems": HOLDERS_MOST})]
+    stores: Annotated[list[StoreId], Meta(extra_json_schema={"maxItems": HOLDERS_MOST})]
+    handle: str
+    node: str
+
+
+class DrainedDocument(msgspec.Struct, kw_only=True):
+    """A node that was told to drain, or to work again."""
+
+    api_version: Version = API_VERSION
+    node: str
+    is_draining: bool
+    drain_reason: str
+
+
+class ForgottenDocument(msgspec.Struct, kw_only=True):
+    """A member that is dialled no more."""
+
+    api_version: Version = API_VERSION
+    node: str
+    is_forgotten: Annotated[bool, Meta(extra_json_schema={"const": True})] = True
+
+
+class TargetLabelsDocument(msgspec.Struct, kw_only=True):
+    """The labels that Prometheus gives to a member's metrics."""
+
+    swarm_node: str
+
+
+class TargetDocument(msgspec.Struct, kw_only=True):
+    """A member as a target of Prometheus."""
+
+    targets: list[str]
+    labels: TargetLabelsDocument
+
+
+class MissingDocument(msgspec.Struct, kw_only=True):
+    """The digests of files that an agent does not have."""
+
+    missing: list[Digest]
+    node: str
+
+
+class StoredBlobDocument(msgspec.Struct, kw_only=True):
+    """A file that an agent has."""
+
+    sha256: Digest
+    size_bytes: Count
+    node: str
+
+
+class StoredPackDocument(msgspec.Struct, kw_only=True):
+    """How many files of a pack an agent has stored, and how many it had."""
+
+    stored: Count
+    known: Count
+    size_bytes: Count
+    node: str

@@ -6,7 +6,8 @@ prints an answer as it is needs none of it.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import ItemsView
+from typing import Any, TypeVar
 
 from swarm_client.failure import SWARM_FAILED, Failure
 
@@ -22,3 +23,10 @@ def read(told: object, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         remedy = "compare `swarm version` with the VERSION of `swarm nodes -o wide`, and report it; -o json shows all"
         raise Failure(f"an agent's answer cannot be read: {error}", remedy, SWARM_FAILED) from error
+
+
+def items_of(struct: object) -> ItemsView[str, Any]:
+    """The keys of a struct with their values."""
+    from msgspec.structs import asdict
+
+    return asdict(struct).items()  # type: ignore[arg-type]

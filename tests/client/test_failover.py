@@ -17,7 +17,18 @@ from swarm_client.follow import LostContact, may_pass, wait_for_contact
 from swarm_client.http import Waiter
 from swarm_client.sdk import SwarmRequestError
 from tests.agent.testing import free_port
-from tests.client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, job_document, log, problem, state
+from tests.client.testing import (
+    HANDLE,
+    JOB_ID,
+    FakeAgent,
+    end,
+    ended,
+    job_document,
+    log,
+    problem,
+    state,
+    status_document,
+)
 
 WAIT = f"GET /v1/jobs/{HANDLE}/wait"
 WAIT_BY_ID = f"GET /v1/jobs/{JOB_ID}/wait"
@@ -409,15 +420,14 @@ SURVIVAL = {
 
 
 def test_status_without_a_job_shows_the_swarm_and_its_weakest_jobs(swarm, agent):
-    agent.answers["GET /v1/status"] = {
-        "api_version": "v1",
-        "members": {"alive": 3, "suspect": 0, "failed": 1, "left": 0, "conflict": 0},
-        "gpus": {"total": 8, "free": 2, "leased": 4, "draining": 2},
-        "jobs": {"queued": 1, "starting": 0, "running": 5, "stopping": 0},
-        "policy": {"name": "swarm", "parameters": {"pause_s": 5.0}, "elasticity": "on"},
-        "survival": SURVIVAL,
-        "silent_nodes": ["gpu4"],
-    }
+    agent.answers["GET /v1/status"] = status_document(
+        {"alive": 3, "suspect": 0, "failed": 1, "left": 0, "conflict": 0},
+        {"total": 8, "free": 2, "leased": 4, "draining": 2},
+        {"queued": 1, "starting": 0, "running": 5, "stopping": 0},
+        policy={"name": "swarm", "parameters": {"pause_s": 5.0}, "elasticity": "on", "version": 2},
+        survival=SURVIVAL,
+        silent_nodes=["gpu4"],
+    )
     assert swarm("status") == (
         0,
         (

@@ -24,7 +24,19 @@ from swarm_client.reading import read
 from swarm_client.start_phase import WORDS
 from swarmsched.api import StartPhase
 from swarmsched.documents import NodeDocument
-from tests.client.testing import HANDLE, JOB_ID, TOKEN, end, ended, job_document, log, problem, state
+from tests.client.testing import (
+    HANDLE,
+    JOB_ID,
+    TOKEN,
+    end,
+    ended,
+    event,
+    job_document,
+    log,
+    problem,
+    state,
+    status_document,
+)
 
 PROGRESS = {
     "attempt": 1, "ratio": 0.25, "remaining_seconds": 225.2, "remaining_seconds_low": 215.0, "source": "steps",
@@ -402,7 +414,7 @@ def test_where_nothing_is_known_that_is_said_and_the_step_is_shown(swarm, agent)
 
 def test_many_checkpoints_do_not_hide_what_happened_to_a_job(swarm, agent):
     kinds = ["job.placed", "job.restarted", *["job.checkpointed"] * 30]
-    events = [{"time": f"t{number}", "agent": "gpu1", "kind": kind, "text": "x"} for number, kind in enumerate(kinds)]
+    events = [event(f"t{number}", kind, "x") for number, kind in enumerate(kinds)]
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(attempt=2, restarts=1)
     agent.answers["GET /v1/events"] = listing(*events)
     code, out, _ = swarm("status", HANDLE)
@@ -777,12 +789,11 @@ def test_logs_of_an_attempt_that_is_over_say_so(swarm, agent):
 
 
 def test_top_prints_one_frame_without_a_terminal(swarm, agent):
-    agent.answers["GET /v1/status"] = {
-        "members": {"alive": 1, "suspect": 1},
-        "gpus": {"total": 2, "free": 2, "leased": 0},  # gossip is seconds behind the owners
-        "jobs": {"running": 1, "queued": 2},
-        "policy": {"name": "las"},
-    }
+    agent.answers["GET /v1/status"] = status_document(
+        {"alive": 1, "suspect": 1},
+        {"total": 2, "free": 2, "leased": 0},  # gossip is seconds behind the owners
+        {"running": 1, "queued": 2},
+    )
     agent.answers["GET /v1/gpus"] = listing(
         gpu(0, state="leased", utilisation_ratio=0.5, memory_used_bytes=2**30), gpu(1)
     )
@@ -1057,12 +1068,12 @@ def test_nothing_is_free_on_a_node_that_is_gone(swarm, agent):
 
 
 def test_events_name_their_job_and_are_found_by_its_name(swarm, agent):
-    event = {"time": "2025-01-31T12:00:00.000Z", "agent": "gpu1", "kind": "job.ended", "text": "completed"}
+    ended_at = "2025-01-31T12:00:00.000Z"
     job = job_document()
     agent.answers["GET /v1/jobs/digits"] = job
-    agent.answers["GET /v1/events"] = listing({**event, "job_id": job["id"]})
+    agent.answers["GET /v1/events"] = listing(event(ended_at, "job.ended", job_id=job["id"]))
     code, out, _ = swarm("events", "--job", "digits")
-    assert (code, out.splitlines()[1].split()) == (0, [event["time"], "gpu1", "job.ended", HANDLE, "completed"])
+    assert (code, out.splitlines()[1].split()) == (0, [ended_at, "gpu1", "job.ended", HANDLE, "completed"])
     assert ("GET", "/v1/events", {"job": job["id"]}) in agent.requests
 
 
@@ -1251,15 +1262,15 @@ def test_every_command_is_listed_once_in_its_group(swarm):
     ],
 )
 def test_people_see_the_time_of_their_zone_and_programs_utc(swarm, agent, monkeypatch, zone, shown):
-    event = {"time": "2025-01-31T12:00:02.000Z", "agent": "gpu1", "kind": "job.ended", "text": "completed"}
-    agent.answers["GET /v1/events"] = {"items": [event], "next_cursor": None, "silent_nodes": []}
+    happened = event("2025-01-31T12:00:02.000Z", "job.ended")
+    agent.answers["GET /v1/events"] = {"items": [happened], "next_cursor": None, "silent_nodes": []}
     agent.stream = lambda _: iter([log("a\n", "2")])
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
         assert f"2025-01-31T{shown}" in swarm("events")[1]
         assert swarm("logs", HANDLE, "--timestamps")[1] == f"2025-01-31T{shown} a\n"
-        assert event["time"] in swarm("events", "-o", "json")[1]
+        assert happened["time"] in swarm("events", "-o", "json")[1]
     finally:
         monkeypatch.undo()
         time.tzset()

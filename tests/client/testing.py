@@ -220,6 +220,31 @@ class FakeAgent:
         self.blobs[digest] = content
 
 
+def event(time: str, kind: str, text: str = "completed", **changes: Any) -> dict[str, Any]:
+    """An event of gpu1."""
+    known = {"time": time, "agent": "gpu1", "sequence": 1, "kind": kind, "text": text, "job_id": None, "node": None}
+    return {**known, "fields": {}, "cursor": time, **changes}
+
+
+def status_document(members: dict[str, int], gpus: dict[str, int], jobs: dict[str, int], **changes: Any) -> Any:
+    """The swarm in a few numbers, as 0.1.0 tells it."""
+    unusable = dict.fromkeys(("foreign", "unhealthy", "stale", "draining", "away"), 0)
+    return {
+        "api_version": "v1",
+        "node": "gpu1",
+        "version": "0.1.0",
+        "policy": {"name": "las", "parameters": {}, "elasticity": "on", "version": 1},
+        "members": members,
+        "gpus": {**unusable, **gpus},
+        "jobs": jobs,
+        "survival": {"jobs": {}, "without_majority": 0, "unknown": 0, "weakest": []},
+        "silent_nodes": [],
+        "as_of": "2025-01-31T12:00:00.000Z",
+        "staleness_seconds": 0.0,
+        **changes,
+    }
+
+
 def problem(status: int, code: str, detail: str, **more: Any) -> dict[str, Any]:
     """An error document (RFC 9457)."""
     return {"type": f"/errors/{code}", "title": code, "status": status, "detail": detail, "code": code, **more}

@@ -8,6 +8,7 @@ from swarm_agent.http.exchange import Call, HttpReply, answer, limited
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.staging.blobs import SMALL_BYTES, BlobError, is_digest
+from swarmsched.documents import MissingDocument, StoredBlobDocument, StoredPackDocument
 from swarmsched.tree import FILE_BYTES_LIMIT
 
 PACK_TYPE = "application/vnd.swarmsched.blobs"
@@ -33,7 +34,7 @@ class BlobUploads:
         if wrong:
             raise invalid(f"/digests/{wrong[0]}", "is not a SHA-256 digest", "64 lower-case hexadecimal digits")
         missing = await asyncio.to_thread(self._agent.blobs.missing, digests)
-        return answer({"missing": list(missing), "node": self._agent.config.name})
+        return answer(MissingDocument(missing=list(missing), node=self._agent.config.name))
 
     async def head_blob(self, call: Call) -> HttpReply:
         """HEAD /v1/blobs/SHA256."""
@@ -48,7 +49,7 @@ class BlobUploads:
         digest = _digest(call)
         is_known = not self._agent.blobs.missing([digest])
         size_bytes = await self._put(digest, limited(call.stream, FILE_BYTES_LIMIT, "send it in parts"))
-        document = {"sha256": digest, "size_bytes": size_bytes, "node": self._agent.config.name}
+        document = StoredBlobDocument(sha256=digest, size_bytes=size_bytes, node=self._agent.config.name)
         return answer(document, 200 if is_known else 201)
 
     async def put_blobs(self, call: Call) -> HttpReply:
@@ -81,7 +82,8 @@ class BlobUploads:
             await self._put_all(small)  # what came before is kept
             raise
         await self._put_all(small)
-        return answer({"stored": stored, "known": known, "size_bytes": total, "node": self._agent.config.name})
+        own = self._agent.config.name
+        return answer(StoredPackDocument(stored=stored, known=known, size_bytes=total, node=own))
 
     async def _put_all(self, contents: dict[str, bytes]) -> dict[str, bytes]:
         """Store them; what is left then is nothing."""

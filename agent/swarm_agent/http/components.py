@@ -10,7 +10,6 @@ import msgspec
 from swarm_agent.http import keys
 from swarm_agent.http.blobs import DIGESTS_LIMIT
 from swarm_agent.http.jobs import GRACE_LIMIT_S, REASON_LIMIT, SIGNAL_NUMBER_LIMIT
-from swarm_agent.http.outlook import FAIRNESS
 from swarm_agent.http.schema import (
     COUNT,
     DIGEST,
@@ -32,8 +31,7 @@ from swarm_agent.http.schema import (
     ref,
 )
 from swarm_agent.http.spec_schema import asked_spec, shown_spec
-from swarmsched.api import JobState
-from swarmsched.documents import GpuListDocument, MemberListDocument, NodeListDocument
+from swarmsched import documents
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.holders import HOLDERS_MAX
 from swarmsched.resources import GpuHealth
@@ -41,15 +39,12 @@ from swarmsched.specification import NODES_LIMIT, RANKS_LIMIT
 from swarmsched.task import TaskStage
 from swarmsched.view import Elasticity
 
-ANSWERS = (GpuListDocument, MemberListDocument, NodeListDocument)
-"""With all structs in them."""
 SUFFIX = "Document"
 """Of the structs' names; a schema has the name without it."""
-WORDS = {each.__name__: [value.value for value in each] for each in (GpuHealth, MemberStatus, TaskStage)}
+ANSWERS = tuple(each for name, each in vars(documents).items() if name.endswith(SUFFIX))
+WORDS = {each.__name__: [value.value for value in each] for each in (Elasticity, GpuHealth, MemberStatus, TaskStage)}
 
-WEAKEST_KEYS = ("id", "handle", "survives_deaths", "has_majority")
 
-LIVE_COUNTS = record({state.value: COUNT for state in JobState if state is not JobState.ENDED})
 HOLDERS: Schema = {
     "holders": array(TEXT, HOLDERS_MAX),
     "stores": array({"type": "string", "pattern": "^[0-9a-f]{1,14}$"}, HOLDERS_MAX),
@@ -62,11 +57,6 @@ ELASTICITY = choice(*(each.value for each in Elasticity))
 
 AGE, STATE = keys.AGE, keys.STATE
 JOB = {**keys.properties(keys.JOB), **AGE}
-
-EVENT: Schema = {
-    "time": TIME, "agent": TEXT, "sequence": COUNT, "kind": TEXT, "text": TEXT, "job_id": maybe(TEXT),
-    "node": maybe(TEXT), "fields": {"type": "object"}, "cursor": TEXT,
-}  # fmt: skip
 
 ENDING: Schema = {key: JOB[key] for key in ("exit_code", "signal", "end_reason", "shell_exit_code")}
 
@@ -87,8 +77,8 @@ def _published(schema: Any) -> Any:
         return [_published(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    told = {key: _published(value) for key, value in schema.items() if key not in ("title", "default")}
-    if "properties" in told:
+    told = {key: _published(value) for key, value in schema.items() if key not in ("title", "default", "properties")}
+    if "properties" in schema:
         told["properties"] = {key: _published(value) for key, value in schema["properties"].items()}
         told["required"] = list(told["properties"])
     if "$ref" in told:
@@ -136,9 +126,8 @@ def problem() -> Schema:
 def schemas() -> Schema:
     """All of them by name."""
     silent = {"silent_nodes": array(TEXT), "unasked_nodes": array(TEXT)}
-    setting = {"policy": TEXT, "parameters": {"type": "object", "additionalProperties": NUMBER}}
-    changeable = {"parameters": setting["parameters"], "elasticity": ELASTICITY, "restartable": FLAG}
-    gpu_counts = ("total", "free", "leased", "draining", "foreign", "unhealthy", "stale", "away")
+    parameters = {"type": "object", "additionalProperties": NUMBER}
+    changeable = {"parameters": parameters, "elasticity": ELASTICITY, "restartable": FLAG}
     why = {
         "api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, "state": STATE, "summary": TEXT, "policy": TEXT,
         "needs": record(keys.NEEDS), "needs_text": TEXT,
@@ -149,17 +138,6 @@ def schemas() -> Schema:
         "trail": array(record({"at": TIME, "told": TEXT, "by": TEXT, "changes": array(TEXT)})),
         "progress": JOB["progress"], "model": JOB["model"], "outlook": JOB["outlook"], **AGE,
     }  # fmt: skip
-    survival = {
-        "jobs": {"type": "object", "additionalProperties": COUNT}, "without_majority": COUNT, "unknown": COUNT,
-        "weakest": array(record({key: JOB[key] for key in WEAKEST_KEYS})),
-    }  # fmt: skip
-    status = {
-        "api_version": VERSION, "node": TEXT, "version": TEXT,
-        "policy": record({"name": TEXT, **changeable, "version": COUNT}),
-        "members": record({status.value: COUNT for status in MemberStatus}),
-        "gpus": record(dict.fromkeys(gpu_counts, COUNT)), "jobs": LIVE_COUNTS, "survival": record(survival),
-        "fairness": maybe(FAIRNESS), "between_shepherds": COUNT, **silent, **AGE,
-    }  # fmt: skip
     return {
         **answer_schemas(),
         "Anything": {"type": "object"},
@@ -167,7 +145,6 @@ def schemas() -> Schema:
         "Problem": problem(),
         "JobSpec": shown_spec(),
         "NewJobSpec": asked_spec(),
-        "Ticket": record({"api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, **HOLDERS, "node": TEXT}),
         "Submission": record(
             {"spec": ref("NewJobSpec")},
             optional={"ticket": maybe(record({"job_id": JOB_ID, **HOLDERS})), "dry_run": FLAG},
@@ -186,24 +163,7 @@ def schemas() -> Schema:
         "Why": record(why),
         "LogRecord": log_record(),
         "Drain": record({"draining": FLAG}, optional={"reason": REASON}, is_closed=True),
-        "Drained": record({"api_version": VERSION, "node": TEXT, "is_draining": FLAG, "drain_reason": TEXT}),
-        "Forgotten": record({"api_version": VERSION, "node": TEXT, "is_forgotten": {"const": True}}),
-        "Targets": array(record({"targets": array(TEXT), "labels": record({"swarm_node": TEXT})})),
-        "Left": record({"node": TEXT, "attempt": COUNT, "path": TEXT, "size_bytes": COUNT, "until": TIME}),
-        "LeftList": listing("Left", **silent),
-        "Queue": record({"name": TEXT, "jobs": LIVE_COUNTS, "gpus": COUNT}),
-        "QueueList": listing("Queue", **silent),
-        "Event": record(EVENT),
-        "EventList": listing("Event", **silent),
-        "Setting": record(
-            {"api_version": VERSION, **setting, "elasticity": ELASTICITY, "restartable": FLAG, "version": COUNT}
-        ),
+        "Targets": array(ref("Target")),
         "NewSetting": record({"policy": {**TEXT, "minLength": 1}}, optional=changeable, is_closed=True),
-        "Status": record(status),
-        "Check": record({"name": TEXT, "status": choice("ok", "warning", "failed"), "detail": TEXT, "remedy": TEXT}),
-        "Doctor": listing("Check", node=TEXT),
         "Digests": record({"digests": array(DIGEST, DIGESTS_LIMIT)}, is_closed=True),
-        "Missing": record({"missing": array(DIGEST), "node": TEXT}),
-        "StoredBlob": record({"sha256": DIGEST, "size_bytes": COUNT, "node": TEXT}),
-        "StoredPack": record({"stored": COUNT, "known": COUNT, "size_bytes": COUNT, "node": TEXT}),
     }

@@ -10,9 +10,9 @@ from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.parameter import flag, words
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem
-from swarm_agent.http.views import listing
 from swarm_agent.metrics import render_jobs
 from swarm_agent.security import job_user_warning
+from swarmsched.documents import CheckDocument, DoctorDocument
 from swarmsched.gossip.member import MemberStatus
 
 RenderMetrics = Callable[[str], tuple[bytes, str]]
@@ -50,9 +50,10 @@ class Health:
         """What this agent can say about its own state, with remedies."""
         found = [self._telemetry(), self._members(), self._holders(), self._isolation(), *self._facts.diagnoses()]
         names = {each.name for each in found}  # of which more can be said than whether work may come
-        checks = [each for each in self._agent.readiness.checks() if each.name not in names]
-        ready = [Diagnosis(each.name, "ok" if each.is_ok else "failed", each.detail, each.remedy) for each in checks]
-        return answer(listing([asdict(each) for each in (*ready, *found)], node=self._agent.config.name))
+        rest = [each for each in self._agent.readiness.checks() if each.name not in names]
+        ready = [Diagnosis(each.name, "ok" if each.is_ok else "failed", each.detail, each.remedy) for each in rest]
+        checks = [CheckDocument(**asdict(each)) for each in (*ready, *found)]
+        return answer(DoctorDocument(items=checks, node=self._agent.config.name))
 
     async def metrics(self, call: Call) -> HttpReply:
         """Prometheus text, or OpenMetrics when asked for."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from swarm_agent.attendance import no_majority
-from swarm_agent.http.exchange import Call, Document, HttpReply, answer
+from swarm_agent.http.exchange import Call, Document, HttpReply, answer, as_object
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import FIELDS, trimmed
@@ -24,7 +24,7 @@ from swarm_agent.http.problem import KINDS, Problem, from_refusal, invalid
 from swarm_agent.http.progress import reported_here, with_reports
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
-from swarm_agent.http.views import card_document, job_document_now, listing, why_document
+from swarm_agent.http.views import card_document, job_document_now, why_document
 from swarm_agent.http.watch import JobWatch
 from swarm_agent.http.when import rfc3339
 from swarmsched import ids
@@ -39,6 +39,7 @@ from swarmsched.commands import (
     ScaleJob,
     SignalJob,
 )
+from swarmsched.documents import LeftDocument, LeftListDocument, NodeFolders
 from swarmsched.holders import majority
 from swarmsched.ids import JobId, NodeId, is_job_id
 from swarmsched.record import JobRecord
@@ -96,29 +97,29 @@ class JobRoutes:
 
     async def on_left(self, _: NodeId, payload: Document) -> Document:
         """Another agent wants to know which folders of a job lie here."""
-        return await self._left_here(JobId(str(payload.get("job_id", ""))))
+        return as_object(await self._left_here(JobId(str(payload.get("job_id", "")))))
 
     async def left_job(self, call: Call) -> HttpReply:
         """GET /v1/jobs/JOB/left: which node ran an attempt that is over only that node knows, so all are asked."""
         found = await self.find(call)
         told = await self._peers.ask_all("left", {"job_id": found.job_id}, SEARCH_TIMEOUT_S)
-        parts = {self._peers.own_name: await self._left_here(found.job_id), **told.answers}
-        items = [{"node": node, **each} for node, part in sorted(parts.items()) for each in part.get("items", [])]
-        return answer(listing(items, **told.absent))
+        parts = {self._peers.own_name: await self._left_here(found.job_id), **told.read(NodeFolders)}
+        items = [structs.replace(each, node=node) for node, part in sorted(parts.items()) for each in part.items]
+        return answer(LeftListDocument(items=items, **told.absent))
 
-    async def _left_here(self, job_id: JobId) -> Document:
+    async def _left_here(self, job_id: JobId) -> NodeFolders:
         kept = await self._agent.left_behind(job_id) if is_job_id(job_id) else []
-        return {
-            "items": [
-                {
-                    "attempt": each.attempt,
-                    "path": str(each.path),
-                    "size_bytes": each.size_bytes,
-                    "until": rfc3339(each.until_utc_s),
-                }
+        return NodeFolders(
+            items=[
+                LeftDocument(
+                    attempt=each.attempt,
+                    path=str(each.path),
+                    size_bytes=each.size_bytes,
+                    until=rfc3339(each.until_utc_s),
+                )
                 for each in kept
             ]
-        }
+        )
 
     async def cancel_job(self, call: Call) -> HttpReply:
         """POST /v1/jobs/JOB/cancel and DELETE /v1/jobs/JOB."""

@@ -24,7 +24,6 @@ from swarm_agent.http.views import (
     address_text,
     aged,
     gpu_document,
-    listing,
     member_document,
     node_document,
     queue_documents,
@@ -35,7 +34,19 @@ from swarm_agent.http.views import (
 from swarm_agent.http.when import rfc3339, utc_of
 from swarmsched.api import API_VERSION, NODE_CLOSENESS, near_word
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
-from swarmsched.documents import GpuListDocument, MemberListDocument, NodeDetails, NodeDocument, NodeListDocument
+from swarmsched.documents import (
+    DrainedDocument,
+    ForgottenDocument,
+    GpuListDocument,
+    MemberListDocument,
+    NodeDetails,
+    NodeDocument,
+    NodeListDocument,
+    QueueListDocument,
+    SettingDocument,
+    TargetDocument,
+    TargetLabelsDocument,
+)
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import POLICIES
@@ -157,12 +168,10 @@ class Nodes:
 
     async def list_targets(self, _: Call) -> HttpReply:
         """GET /v1/members/prometheus: every member that is not known to have left."""
-        targets = [
-            {"targets": [address_text(member.address)], "labels": {"swarm_node": member.node_id}}
-            for member in self._facts.members()
-            if member.status is not MemberStatus.LEFT
-        ]
-        return answer(targets)
+        there = [member for member in self._facts.members() if member.status is not MemberStatus.LEFT]
+        labels = [TargetLabelsDocument(swarm_node=member.node_id) for member in there]
+        addresses = [[address_text(member.address)] for member in there]
+        return answer([TargetDocument(targets=each, labels=of) for each, of in zip(addresses, labels, strict=True)])
 
     async def forget_member(self, call: Call) -> HttpReply:
         """DELETE /v1/members/NODE."""
@@ -170,7 +179,7 @@ class Nodes:
         if name not in {member.node_id for member in self._facts.members()}:
             raise self._unknown_node(name)
         await commanded(self._agent, ForgetMember(name), Done)
-        return answer({"api_version": "v1", "node": name, "is_forgotten": True})
+        return answer(ForgottenDocument(node=name))
 
     async def drain_node(self, call: Call) -> HttpReply:
         """PUT /v1/nodes/NODE/drain: told to that node, whichever agent is asked."""
@@ -182,8 +191,7 @@ class Nodes:
         if name != self._peers.own_name:
             return await self._drain_there(name, call)
         await commanded(self._agent, DrainNode(is_draining, reason), Done)
-        told = {"node": name, "is_draining": is_draining, "drain_reason": reason if is_draining else ""}
-        return answer({"api_version": "v1", **told})
+        return answer(DrainedDocument(node=name, is_draining=is_draining, drain_reason=reason if is_draining else ""))
 
     async def _drain_there(self, name: NodeId, call: Call) -> HttpReply:
         try:
@@ -198,7 +206,7 @@ class Nodes:
     async def list_queues(self, _: Call) -> HttpReply:
         """GET /v1/queues."""
         found = await self._job_list.live()
-        return answer(listing(queue_documents(found.jobs), **found.absent))
+        return answer(QueueListDocument(items=queue_documents(found.jobs), **found.absent))
 
     async def get_status(self, _: Call) -> HttpReply:
         """GET /v1/status."""
@@ -219,17 +227,17 @@ class Nodes:
         document, expected = call.json(*SETTING_KEYS), call.headers.get("if-match", "")
         policy, parameters = _policy(document.get("policy")), _parameters(document.get("parameters", {}))
         current = self._setting()
-        elasticity = _elasticity(document.get("elasticity", current["elasticity"]))
-        is_restartable = boolean("restartable", document.get("restartable", current["restartable"]))
+        elasticity = _elasticity(document.get("elasticity", current.elasticity))
+        is_restartable = boolean("restartable", document.get("restartable", current.restartable))
         if expected not in ("", "*") and _etag(current) not in [each.strip() for each in expected.split(",")]:
-            detail = f"the setting is {current['policy']} in version {current['version']} now"
+            detail = f"the setting is {current.policy} in version {current.version} now"
             raise Problem("version_conflict", detail, headers={"ETag": _etag(current)})
         setting = PolicySetting(policy, parameters, elasticity, is_restartable)
         reply = await commanded(self._agent, SetSwarmSetting(setting), SettingStored)
         stored = setting_document(reply.setting, reply.version)
         return answer(stored, headers={"ETag": _etag(stored)})
 
-    def _setting(self) -> Document:
+    def _setting(self) -> SettingDocument:
         return setting_document(*self._facts.setting())
 
     def _node_documents(self) -> list[NodeDocument]:
@@ -266,7 +274,7 @@ class Nodes:
     def _gpu_list(self) -> GpuListDocument:
         told = [self._details.of(member.node_id) for member in self._facts.members()]
         gpus = [gpu for each in told if each for gpu in each.gpus]
-        return GpuListDocument(items=gpus, **{**self._details.absent, **aged(time.time(), 0.0)})
+        return GpuListDocument(items=gpus, **self._details.absent, **aged(time.time(), 0.0))
 
     def _member_list(self) -> MemberListDocument:
         return MemberListDocument(items=list(map(member_document, self._facts.members())), **aged(time.time(), 0.0))
@@ -288,8 +296,8 @@ def _drain_of_gone(member: MemberView) -> Problem:
     return Problem("conflict", detail, remedy)
 
 
-def _etag(setting: Document) -> str:
-    return f'"{setting["version"]}-{setting["policy"]}"'
+def _etag(setting: SettingDocument) -> str:
+    return f'"{setting.version}-{setting.policy}"'
 
 
 def _policy(value: object) -> str:

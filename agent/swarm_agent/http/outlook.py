@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 
 from swarm_agent.http.exchange import Document
-from swarm_agent.http.schema import COUNT, JOB_ID, NUMBER, TEXT, TIME, Schema, choice, maybe, record
+from swarm_agent.http.schema import COUNT, NUMBER, TEXT, TIME, Schema, choice, maybe
 from swarm_agent.http.when import rfc3339
 from swarm_agent.planner import Foreseen
 from swarmsched.api import JobState
+from swarmsched.documents import FairnessDocument, WorstJobDocument
 from swarmsched.ids import JobId, handle
 from swarmsched.models.deadlines import Prospect, prospect
 from swarmsched.record import JobRecord
@@ -25,9 +26,6 @@ OUTLOOK: Schema = {
     "rho": maybe(NUMBER),
     "problem": TEXT,
 }
-FAIRNESS: Schema = record(
-    {"rho_median": NUMBER, "rho_worst": NUMBER, "worst_job": record({"id": JOB_ID, "handle": TEXT}), "jobs": COUNT}
-)
 
 
 def outlook_of(foreseen: Foreseen | None, job: JobRecord) -> Document | None:
@@ -46,7 +44,7 @@ def outlook_of(foreseen: Foreseen | None, job: JobRecord) -> Document | None:
     }
 
 
-def fairness_document(foreseen: Foreseen | None, submitted: Mapping[JobId, float]) -> Document | None:
+def fairness_document(foreseen: Foreseen | None, submitted: Mapping[JobId, float]) -> FairnessDocument | None:
     """Of all jobs of which rho is known; null where that is none."""
     if foreseen is None:
         return None
@@ -54,8 +52,12 @@ def fairness_document(foreseen: Foreseen | None, submitted: Mapping[JobId, float
     if not rhos:
         return None
     worst = max(rhos, key=lambda each: (rhos[each], each))
-    figures = {"rho_median": round(median(rhos.values()), 3), "rho_worst": round(rhos[worst], 3)}
-    return {**figures, "worst_job": {"id": worst, "handle": handle(worst)}, "jobs": len(rhos)}
+    return FairnessDocument(
+        rho_median=round(median(rhos.values()), 3),
+        rho_worst=round(rhos[worst], 3),
+        worst_job=WorstJobDocument(id=worst, handle=handle(worst)),
+        jobs=len(rhos),
+    )
 
 
 def _rhos(foreseen: Foreseen, submitted: Mapping[JobId, float]) -> Iterable[tuple[JobId, float]]:

@@ -37,7 +37,8 @@ FORWARDED_HEADERS = ("content-type", "if-match", "accept")
 SAFE_METHODS = ("GET", "HEAD")
 
 Question = dict[str, Any] | Callable[[NodeId], dict[str, Any]]
-Absent = dict[str, list[str]]
+Absent = dict[str, Any]
+"""Keys of lists and of the status: `silent_nodes` and `unasked_nodes`."""
 Dispatch = Callable[[Call], Awaitable[HttpReply]]
 
 

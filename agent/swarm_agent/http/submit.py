@@ -22,9 +22,10 @@ from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, from_rejection, invalid
 from swarm_agent.http.views import job_document_now
 from swarmsched import ids
-from swarmsched.api import API_VERSION, JobSpec, told
+from swarmsched.api import JobSpec, told
 from swarmsched.card import card_of
 from swarmsched.commands import CreateTicket, JobAccepted, SubmitJob, TicketIssued
+from swarmsched.documents import TicketDocument
 from swarmsched.errors import JobRejected
 from swarmsched.gossip.record import NodeFlag
 from swarmsched.holders import HOLDERS_MAX, HOLDERS_WANTED, Holder
@@ -49,8 +50,8 @@ class SubmitRoutes:
         """POST /v1/tickets: no side effect."""
         call.json()
         ticket = await self._ticket()
-        named = {**_ticket_document(ticket), "handle": ids.handle(ticket.job_id), "node": self._agent.config.name}
-        return answer({"api_version": API_VERSION, **named})
+        handle = ids.handle(ticket.job_id)
+        return answer(TicketDocument(**_ticket_document(ticket), handle=handle, node=self._agent.config.name))
 
     async def submit_job(self, call: Call) -> HttpReply:
         """POST /v1/jobs."""

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import convert
 from msgspec.structs import asdict, replace
 
 from swarm_agent.attendance import Attendance, no_majority, present
@@ -16,8 +17,24 @@ from swarm_agent.http.when import rfc3339
 from swarm_agent.installed import software_version
 from swarmsched import ids
 from swarmsched.api import API_VERSION, JobState
-from swarmsched.documents import GpuDocument, GpuGroupDocument, MemberDocument, NodeDocument, TaskDocument
-from swarmsched.gossip.member import MemberStatus, MemberView
+from swarmsched.documents import (
+    EventDocument,
+    GpuCountsDocument,
+    GpuDocument,
+    GpuGroupDocument,
+    LiveCountsDocument,
+    MemberCountsDocument,
+    MemberDocument,
+    NodeDocument,
+    PolicyDocument,
+    QueueDocument,
+    SettingDocument,
+    StatusDocument,
+    SurvivalDocument,
+    TaskDocument,
+    WeakestDocument,
+)
+from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus
 from swarmsched.ids import NodeId
 from swarmsched.policies.explain import WhyReport, allows
@@ -159,24 +176,19 @@ def task_document(task: TaskStatus) -> TaskDocument:
     )
 
 
-def gpu_counts(every: Sequence[NodeStatus], present: Collection[NodeId]) -> dict[str, int]:
-    """GPUs of the members that are there, by what gossip tells of them; those of the others are only counted.
-
-    `leased` are those that are neither free nor out of use.  A node that drains tells none to be free, so that nobody
-    else knows which of its GPUs are leased: they are `draining`.
-    """
+def gpu_counts(every: Sequence[NodeStatus], present: Collection[NodeId]) -> GpuCountsDocument:
+    """GPUs of the members that are there, by what gossip tells of them; those of the others are only counted."""
     nodes = [each.record for each in every if each.record.node_id in present]
-    away = sum(each.record.total_gpus for each in every if each.record.node_id not in present)
-    counts = {
-        "total": sum(each.total_gpus for each in nodes),
-        "free": sum(each.free_gpus for each in nodes),
-        "foreign": sum(each.foreign_gpus for each in nodes),
-        "unhealthy": sum(each.unhealthy_gpus for each in nodes),
-        "stale": sum(each.stale_gpus for each in nodes),
-    }
-    leased = sum(_occupied(each) for each in nodes if not each.has(NodeFlag.DRAINING))
-    draining = sum(_occupied(each) for each in nodes if each.has(NodeFlag.DRAINING))
-    return {**counts, "leased": leased, "draining": draining, "away": away}
+    return GpuCountsDocument(
+        total=sum(each.total_gpus for each in nodes),
+        free=sum(each.free_gpus for each in nodes),
+        foreign=sum(each.foreign_gpus for each in nodes),
+        unhealthy=sum(each.unhealthy_gpus for each in nodes),
+        stale=sum(each.stale_gpus for each in nodes),
+        leased=sum(_occupied(each) for each in nodes if not each.has(NodeFlag.DRAINING)),
+        draining=sum(_occupied(each) for each in nodes if each.has(NodeFlag.DRAINING)),
+        away=sum(each.record.total_gpus for each in every if each.record.node_id not in present),
+    )
 
 
 def _occupied(node: NodeRecord) -> int:
@@ -202,8 +214,8 @@ def why_document(record: JobRecord, facts: AgentFacts) -> Document:
         "needs": {name: asked[name] for name in keys.NEEDS},
         "needs_text": report.needs,
         "free": {
-            "gpus": free["free"],
-            "total_gpus": free["total"],
+            "gpus": free.free,
+            "total_gpus": free.total,
             "nodes": len(allowed),
         },
         "free_text": report.free,
@@ -234,7 +246,7 @@ def _report(record: JobRecord, facts: AgentFacts) -> WhyReport:
     return replace(report, reason=f"{lost} ({remedy}){plan}")
 
 
-def queue_documents(jobs: Iterable[Mapping[str, Any]]) -> list[Document]:
+def queue_documents(jobs: Iterable[Mapping[str, Any]]) -> list[QueueDocument]:
     """Every queue with its live jobs by state and the GPUs that they hold or ask for."""
     counts = {name: Counter[str]() for name in QUEUES}
     gpus: Counter[str] = Counter()
@@ -242,13 +254,10 @@ def queue_documents(jobs: Iterable[Mapping[str, Any]]) -> list[Document]:
         if job["queue"] in counts and job["state"] in LIVE_STATES:
             counts[job["queue"]][job["state"]] += 1
             gpus[job["queue"]] += job["gpus"] or 0
-    return [
-        {"name": name, "jobs": {state: counts[name][state] for state in LIVE_STATES}, "gpus": gpus[name]}
-        for name in QUEUES
-    ]
+    return [QueueDocument(name=name, jobs=LiveCountsDocument(**counts[name]), gpus=gpus[name]) for name in QUEUES]
 
 
-def survival(jobs: Iterable[Mapping[str, Any]]) -> Document:
+def survival(jobs: Iterable[Mapping[str, Any]]) -> SurvivalDocument:
     """How many deaths of holders the live jobs survive, and which survive the fewest."""
     live = [job for job in jobs if job["state"] in LIVE_STATES]
     known = [job for job in live if job.get("survives_deaths") is not None]
@@ -256,46 +265,39 @@ def survival(jobs: Iterable[Mapping[str, Any]]) -> Document:
     lost = sum(job.get("has_majority") is False for job in known)
     counts = Counter(job["survives_deaths"] for job in known[lost:])
     keys = ("id", "handle", "name", "survives_deaths", "has_majority")
-    return {
-        "jobs": {str(deaths): counts[deaths] for deaths in sorted({0, 1, *counts})},
-        "without_majority": lost,
-        "unknown": len(live) - len(known),
-        "weakest": [{key: job.get(key) for key in keys} for job in known[:WEAKEST_SHOWN]],
-    }
+    return SurvivalDocument(
+        jobs={str(deaths): counts[deaths] for deaths in sorted({0, 1, *counts})},
+        without_majority=lost,
+        unknown=len(live) - len(known),
+        weakest=[convert({key: job.get(key) for key in keys}, WeakestDocument) for job in known[:WEAKEST_SHOWN]],
+    )
 
 
 def status_document(
     node: NodeId, facts: AgentFacts, jobs: Sequence[Mapping[str, Any]], told: Mapping[str, Any]
-) -> Document:
+) -> StatusDocument:
     """The swarm in a few numbers; `jobs` are the live ones, and `told` says which of them may be missing."""
     members, nodes, (setting, version) = facts.members(), facts.nodes(), facts.setting()
-    statuses = Counter(member.status for member in members)
-    job_states = Counter(job["state"] for job in jobs)
-    return {
-        "api_version": API_VERSION,
-        "node": node,
-        "version": software_version(),
-        "policy": {
-            "name": setting.name,
-            "parameters": dict(setting.parameters),
-            "elasticity": setting.elasticity.value,
-            "restartable": setting.is_restartable,
-            "version": version,
-        },
-        "members": {status.value: statuses[status] for status in MemberStatus},
-        "gpus": gpu_counts(nodes, present(members)),
-        "jobs": {state: job_states[state] for state in LIVE_STATES},
-        "survival": survival(jobs),
+    return StatusDocument(
+        node=node,
+        version=software_version(),
+        policy=PolicyDocument(name=setting.name, **_setting_keys(setting, version)),
+        members=MemberCountsDocument(**Counter(member.status.value for member in members)),
+        gpus=gpu_counts(nodes, present(members)),
+        jobs=LiveCountsDocument(**Counter(job["state"] for job in jobs)),
+        survival=survival(jobs),
         **told,
         **aged(time.time(), max((each.age_s for each in nodes), default=0.0)),
-    }
+    )
 
 
-def setting_document(setting: PolicySetting, version: int) -> Document:
+def setting_document(setting: PolicySetting, version: int) -> SettingDocument:
     """The swarm-wide setting."""
+    return SettingDocument(policy=setting.name, **_setting_keys(setting, version))
+
+
+def _setting_keys(setting: PolicySetting, version: int) -> Document:
     return {
-        "api_version": API_VERSION,
-        "policy": setting.name,
         "parameters": dict(setting.parameters),
         "elasticity": setting.elasticity.value,
         "restartable": setting.is_restartable,
@@ -303,18 +305,18 @@ def setting_document(setting: PolicySetting, version: int) -> Document:
     }
 
 
-def event_document(agent: str, event: LoggedEvent) -> Document:
+def event_document(agent: str, event: LoggedEvent) -> EventDocument:
     """One entry of the cluster log; the cursor is added by whoever merges."""
-    return {
-        "time": rfc3339(event.utc_s),
-        "agent": agent,
-        "sequence": event.sequence,
-        "kind": event.kind,
-        "text": event.text,
-        "job_id": event.job_id,
-        "node": event.node,
-        "fields": {key: _plain(value) for key, value in event.fields.items()},
-    }
+    return EventDocument(
+        time=rfc3339(event.utc_s),
+        agent=agent,
+        sequence=event.sequence,
+        kind=event.kind,
+        text=event.text,
+        job_id=event.job_id,
+        node=event.node,
+        fields={key: _plain(value) for key, value in event.fields.items()},
+    )
 
 
 def _plain(value: object) -> object:

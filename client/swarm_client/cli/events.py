@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm_client.conversation import Contact
 from swarm_client.failure import NOT_FOUND, OK, SWARM_FAILED, Failure, NoAgentAnswered, UsageError
 from swarm_client.http import ConnectionBroken
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
-from swarm_client.output import Column, Printer, Row, plain
+from swarm_client.output import Column, Printer, plain
 from swarm_client.quantity import show_time, whole
+from swarm_client.reading import read
 from swarm_client.session import Session
+
+if TYPE_CHECKING:
+    from swarmsched.documents import EventDocument
 
 COMMAND = Command(
     "events",
@@ -26,12 +30,12 @@ COMMAND = Command(
         Option("--node", "only of this node", "NODE"),
     ),
 )
-COLUMNS: tuple[Column[Row], ...] = (
-    Column("TIME", lambda event: show_time(event["time"], has_fraction=True)),
-    Column("AGENT", lambda event: str(event["agent"])),
-    Column("KIND", lambda event: str(event["kind"])),
-    Column("JOB", lambda event: (event.get("job_id") or "")[10:18] or "-"),
-    Column("TEXT", lambda event: str(event["text"])),
+COLUMNS: tuple[Column[EventDocument], ...] = (
+    Column("TIME", lambda event: show_time(event.time, has_fraction=True)),
+    Column("AGENT", lambda event: event.agent),
+    Column("KIND", lambda event: event.kind),
+    Column("JOB", lambda event: (event.job_id or "")[10:18] or "-"),
+    Column("TEXT", lambda event: event.text),
 )
 FOLLOWED_WIDTHS = (24, 8, 16, 8, 0)  # lines that come one by one cannot wait for the widest
 SILENCE_S = 40.0
@@ -50,7 +54,9 @@ def execute(session: Session, arguments: Arguments) -> int:
         _check_lines(session.printer)
         return _follow(session, {**query, "follow": "1"})
     document = session.agents.call("cannot list events", "GET", "/v1/events", query=query)
-    session.printer.page(document, COLUMNS, dict)
+    from swarmsched.documents import EventDocument
+
+    session.printer.page(document, COLUMNS, EventDocument)
     return OK
 
 
@@ -108,10 +114,13 @@ def _print(session: Session, event: Mapping[str, Any]) -> None:
     if "kind" not in event:
         return
     if printer.is_for_people:
-        cells = (column.show(event).ljust(width) for column, width in zip(COLUMNS, FOLLOWED_WIDTHS, strict=True))
+        from swarmsched.documents import EventDocument
+
+        told = read(event, EventDocument)
+        cells = (column.show(told).ljust(width) for column, width in zip(COLUMNS, FOLLOWED_WIDTHS, strict=True))
         printer.line(plain("  ".join(cells)))
     else:
-        printer.items([event], COLUMNS) if printer.output == "name" or printer.template else printer.line(_line(event))
+        printer.items([event], ()) if printer.output == "name" or printer.template else printer.line(_line(event))
     printer.stream.flush()
 
 

@@ -98,10 +98,13 @@ def _standstill(job: Mapping[str, Any]) -> str:
     return "no majority of its holders is there" if job.get("has_majority") is False else ""
 
 
-def survives(job: Mapping[str, Any]) -> str:
-    """How many deaths of its holders the job survives; `lost` when too many are gone already."""
-    deaths = job.get("survives_deaths")
-    text = "-" if deaths is None else str(deaths) if job.get("has_majority") is not False else "lost"
+def survives(deaths: int | None, has_majority: bool | None) -> str:
+    """How many deaths of its holders a job survives; `lost` when too many are gone already."""
+    return "-" if deaths is None else str(deaths) if has_majority is not False else "lost"
+
+
+def _survives(job: Mapping[str, Any]) -> str:
+    text = survives(job.get("survives_deaths"), job.get("has_majority"))
     return f"{text} (forced)" if job.get("is_forced") else text
 
 
@@ -125,7 +128,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("PRIORITY", _text("priority"), is_wide=True, is_right=True),
     Column("SHEPHERD", _text("shepherd"), is_wide=True),
     Column("HOLDERS", lambda job: ",".join(job.get("holders") or []) or "-", is_wide=True),
-    Column("SURVIVES", survives, is_wide=True, is_right=True),
+    Column("SURVIVES", _survives, is_wide=True, is_right=True),
     Column("RESTARTS", lambda job: str(job.get("restarts") or 0), is_wide=True, is_right=True),
     Column("SUBMITTED", lambda job: show_time(job.get("submitted_at")), is_wide=True),
     Column("REASON", _reason),

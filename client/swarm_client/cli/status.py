@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm_client import outlook
 from swarm_client.cli.model import model_lines
@@ -15,7 +15,11 @@ from swarm_client.job_request import word_list
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain, state_style
 from swarm_client.quantity import show_bytes, show_count, show_duration, show_moment, show_time, show_wait
+from swarm_client.reading import items_of, read
 from swarm_client.session import Session, one_positional
+
+if TYPE_CHECKING:
+    from swarmsched.documents import PolicyDocument, StatusDocument, WeakestDocument
 
 COMMAND = Command(
     "status",
@@ -70,9 +74,11 @@ def _left(session: Session, job_id: str) -> Iterator[tuple[str, str]]:
         left = session.agents.call("cannot find its folders", "GET", job_path(job_id, "/left"))
     except Failure:
         return
-    for each in left["items"][:LEFT_SHOWN]:
-        until = f"until {show_time(each['until'])} at the latest"
-        yield "Left behind", f"{each['node']}, {show_bytes(each['size_bytes'])} in {plain(each['path'])}, {until}"
+    from swarmsched.documents import LeftDocument
+
+    for each in (read(item, LeftDocument) for item in left["items"][:LEFT_SHOWN]):
+        until = f"until {show_time(each.until)} at the latest"
+        yield "Left behind", f"{each.node}, {show_bytes(each.size_bytes)} in {plain(each.path)}, {until}"
     if len(left["items"]) > LEFT_SHOWN:
         yield "Left behind", f"{len(left['items']) - LEFT_SHOWN} more folders (GET /v1/jobs/{job_id}/left lists them)"
 
@@ -80,7 +86,9 @@ def _left(session: Session, job_id: str) -> Iterator[tuple[str, str]]:
 def _show_swarm(session: Session) -> int:
     status = session.agents.call("cannot read the state of the swarm", "GET", "/v1/status")
     if session.printer.is_for_people:
-        _print_facts(session, swarm_facts(status))
+        from swarmsched.documents import StatusDocument
+
+        _print_facts(session, swarm_facts(read(status, StatusDocument)))
     else:
         session.printer.document(status)
     return OK
@@ -95,44 +103,42 @@ def _print_facts(session: Session, lines: Iterator[tuple[str, str]]) -> None:
         printer.line(printer.paint(f"{name}:", "bold") + whole[len(name) + 1 :])
 
 
-def _policy(policy: Mapping[str, Any]) -> str:
-    given = ", ".join(f"{name}={value:g}" for name, value in sorted((policy.get("parameters") or {}).items()))
-    elasticity = f", elasticity {policy['elasticity']}" if policy.get("elasticity") else ""
-    restartable = ", jobs restartable unless they say no" if policy.get("restartable") else ""
-    return f"{policy['name']}{f' ({given})' if given else ''}{elasticity}{restartable}"
+def _policy(policy: PolicyDocument) -> str:
+    given = ", ".join(f"{name}={value:g}" for name, value in sorted(policy.parameters.items()))
+    restartable = ", jobs restartable unless they say no" if policy.restartable else ""
+    return f"{policy.name}{f' ({given})' if given else ''}, elasticity {policy.elasticity}{restartable}"
 
 
-def swarm_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def swarm_facts(status: StatusDocument) -> Iterator[tuple[str, str]]:
     """(name, text) about members, GPUs, jobs, and how many deaths of holders the jobs survive."""
-    members, gpus, jobs = status["members"], status["gpus"], status["jobs"]
-    yield "Members", ", ".join(f"{count} {name}" for name, count in members.items() if count or name == "alive")
-    draining = f", {gpus['draining']} on draining nodes" if gpus.get("draining") else ""
-    yield "GPUs", f"{gpus['free']} free, {gpus['leased']} leased{draining}, {gpus['total']} in all"
-    between = status.get("between_shepherds") or 0
-    more = f"; {between} more between two shepherds" if between else ""
-    yield "Jobs", ", ".join(f"{count} {name}" for name, count in jobs.items()) + more
-    yield "Policy", _policy(status["policy"])
-    fairness = status.get("fairness")
+    members, gpus, jobs = status.members, status.gpus, status.jobs
+    yield "Members", ", ".join(f"{count} {name}" for name, count in items_of(members) if count or name == "alive")
+    draining = f", {gpus.draining} on draining nodes" if gpus.draining else ""
+    yield "GPUs", f"{gpus.free} free, {gpus.leased} leased{draining}, {gpus.total} in all"
+    more = f"; {status.between_shepherds} more between two shepherds" if status.between_shepherds else ""
+    yield "Jobs", ", ".join(f"{count} {name}" for name, count in items_of(jobs)) + more
+    yield "Policy", _policy(status.policy)
+    fairness = status.fairness
     if fairness:
-        of = f"of {show_count(fairness['jobs'], 'job')}, time to the end over that alone on an equal share of the GPUs"
-        worst = f"worst {fairness['rho_worst']:.2f} ({fairness['worst_job']['handle']})"
-        yield "Fairness", f"rho {fairness['rho_median']:.2f} in the middle, {worst}: {of}"
-    survival = status.get("survival") or {}
-    for deaths, count in (survival.get("jobs") or {}).items():
+        of = f"of {show_count(fairness.jobs, 'job')}, time to the end over that alone on an equal share of the GPUs"
+        worst = f"worst {fairness.rho_worst:.2f} ({fairness.worst_job.handle})"
+        yield "Fairness", f"rho {fairness.rho_median:.2f} in the middle, {worst}: {of}"
+    survival = status.survival
+    for deaths, count in survival.jobs.items():
         if count:
             told = f"{show_count(count, 'job')} survive{'s' * (count == 1)}"
             yield "Survival", f"{told} {_deaths(int(deaths))}"
-    if survival.get("without_majority"):
-        lost = show_count(survival["without_majority"], "job")
+    if survival.without_majority:
+        lost = show_count(survival.without_majority, "job")
         yield "Survival", f"{lost} lost most holders: nothing is decided until they return (`swarm recover`)"
-    if survival.get("unknown"):
-        yield "Survival", f"of {show_count(survival['unknown'], 'job')} it is not known: no holder answers"
-    if survival.get("weakest"):
-        yield "Weakest", ", ".join(_weak(job) for job in survival["weakest"])
-    if status.get("silent_nodes"):
-        yield "Silent", ", ".join(status["silent_nodes"])
-    if status.get("unasked_nodes"):
-        yield "Not asked", f"{show_count(len(status['unasked_nodes']), 'agent')}, for want of time"
+    if survival.unknown:
+        yield "Survival", f"of {show_count(survival.unknown, 'job')} it is not known: no holder answers"
+    if survival.weakest:
+        yield "Weakest", ", ".join(_weak(job) for job in survival.weakest)
+    if status.silent_nodes:
+        yield "Silent", ", ".join(status.silent_nodes)
+    if status.unasked_nodes:
+        yield "Not asked", f"{show_count(len(status.unasked_nodes), 'agent')}, for want of time"
 
 
 def _deaths(count: int) -> str:
@@ -141,9 +147,10 @@ def _deaths(count: int) -> str:
     )
 
 
-def _weak(job: Mapping[str, Any]) -> str:
-    name = f" {plain(str(job['name']))}" if job.get("name") else ""
-    return f"{job['handle']}{name} ({survives(job)})"
+def _weak(job: WeakestDocument) -> str:
+    return (
+        f"{job.handle}{f' {plain(job.name)}' if job.name else ''} ({survives(job.survives_deaths, job.has_majority)})"
+    )
 
 
 def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -370,13 +377,16 @@ def _times(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[st
 def _print_events(session: Session, job: Mapping[str, Any]) -> None:
     query = {"job": str(job["id"]), "limit": str(EVENTS_READ)}
     try:
-        events = session.agents.call("cannot list events", "GET", "/v1/events", query=query)["items"]
+        found = session.agents.call("cannot list events", "GET", "/v1/events", query=query)["items"]
     except Failure as failure:
         session.tell(failure.problem)
         return
+    from swarmsched.documents import EventDocument
+
+    events = [read(each, EventDocument) for each in found]
     if events:
         session.printer.line(session.printer.paint("Events:", "bold"))
-    newest = next((each for each in reversed(events) if each["kind"] == CHECKPOINTED), None)
-    shown = [each for each in events if each["kind"] != CHECKPOINTED or each is newest]
+    newest = next((each for each in reversed(events) if each.kind == CHECKPOINTED), None)
+    shown = [each for each in events if each.kind != CHECKPOINTED or each is newest]
     for event in shown[-EVENTS_SHOWN:]:
-        session.printer.line(f"  {event['time']}  {event['agent']}  {event['kind']}  {plain(event['text'])}")
+        session.printer.line(f"  {event.time}  {event.agent}  {event.kind}  {plain(event.text)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swarm_client.cli import nodes as nodes_command
@@ -16,7 +16,7 @@ from swarm_client.session import Session
 from swarm_client.watch import watch
 
 if TYPE_CHECKING:
-    from swarmsched.documents import GpuDocument, NodeDocument
+    from swarmsched.documents import GpuCountsDocument, GpuDocument, NodeDocument, StatusDocument
 
 COMMAND = Command(
     "top",
@@ -61,13 +61,14 @@ def _read(session: Session) -> tuple[Any, Any, Any, Any]:
 
 def frame(session: Session) -> list[str]:
     """The lines of one picture of the swarm."""
-    status, told_gpus, jobs, told_nodes = _read(session)
-    from swarmsched.documents import GpuDocument, NodeDocument
+    told_status, told_gpus, jobs, told_nodes = _read(session)
+    from swarmsched.documents import GpuDocument, NodeDocument, StatusDocument
 
+    status = read(told_status, StatusDocument)
     gpus, nodes = [read(gpu, GpuDocument) for gpu in told_gpus], [read(node, NodeDocument) for node in told_nodes]
     printer = session.printer
     node_columns: tuple[Column[NodeDocument], ...] = (*NODE_COLUMNS, Column("GPUS: LOAD OR JOB", _loads(gpus)))
-    head = headline({**status, "gpus": counted(status["gpus"], gpus, nodes)})
+    head = headline(status, *counted(status.gpus, gpus, nodes))
     lines = [printer.paint(printer.fit(head), "bold"), ""]
     in_order = sorted(nodes, key=lambda node: nodes_command.natural(node.name))
     lines += printer.table_lines(in_order, node_columns)
@@ -75,27 +76,24 @@ def frame(session: Session) -> list[str]:
     return lines
 
 
-def counted(
-    gossiped: Mapping[str, Any], gpus: Sequence[GpuDocument], nodes: Sequence[NodeDocument]
-) -> Mapping[str, Any]:
-    """Counts of GPUs as their owners tell; as gossip tells, which is seconds older, while not all owners answer."""
-    if len(gpus) != gossiped.get("total"):
-        return gossiped
+def counted(gossiped: GpuCountsDocument, gpus: Sequence[GpuDocument], nodes: Sequence[NodeDocument]) -> tuple[int, int]:
+    """Free and busy GPUs as their owners tell; as gossip tells, which is seconds older, while not all owners answer."""
+    if len(gpus) != gossiped.total:
+        return gossiped.free, gossiped.leased
     draining = {node.name for node in nodes if node.is_draining}
     free = sum(gpu.state == "free" and gpu.node not in draining for gpu in gpus)
-    busy = sum(gpu.state in ("held", "leased", "draining") for gpu in gpus)
-    return {**gossiped, "free": free, "leased": busy}
+    return free, sum(gpu.state in ("held", "leased", "draining") for gpu in gpus)
 
 
-def headline(status: Mapping[str, Any]) -> str:
+def headline(status: StatusDocument, free: int, busy: int) -> str:
     """One line about the whole swarm."""
-    members, gpus, jobs = status["members"], status["gpus"], status["jobs"]
-    away = sum(members.get(key) or 0 for key in ("suspect", "failed", "conflict"))
+    members, jobs = status.members, status.jobs
+    away = members.suspect + members.failed + members.conflict
     parts = [
-        show_count(members.get("alive", 0), "node") + (f" ({away} away)" if away else ""),
-        f"{gpus.get('leased', 0)} of {gpus.get('total', 0)} GPUs busy, {gpus.get('free', 0)} free",
-        f"{jobs.get('running', 0)} running, {jobs.get('queued', 0)} queued",
-        f"policy {(status.get('policy') or {}).get('name') or '-'}",
+        show_count(members.alive, "node") + (f" ({away} away)" if away else ""),
+        f"{busy} of {status.gpus.total} GPUs busy, {free} free",
+        f"{jobs.running} running, {jobs.queued} queued",
+        f"policy {status.policy.name}",
     ]
     return "swarm: " + " | ".join(parts)
 
