@@ -16,6 +16,7 @@ from swarm_agent.planner import FRESH_S, Foreseen, Planner
 from swarm_agent.readiness import Readiness
 from swarm_agent.security import Secrets
 from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.staging.held_files import HeldFiles
 from swarm_agent.storage.store import Store
 from swarm_agent.supervision.kept_work import KeptFolder
 from swarm_agent.supervision.logs import LogStore
@@ -26,6 +27,7 @@ from swarm_agent.transport.arrivals import Arrivals
 from swarm_agent.transport.peer import MessageCodec, PeerChannel
 from swarm_agent.transport.rpc import PeerRpc
 from swarm_agent.transport.udp import UdpTransport
+from swarmsched.api import JobSpec
 from swarmsched.commands import Command, Refused, Reply
 from swarmsched.effects import Announce, ComputePlan, Effect, ReplyToClient, SendDatagram, SendPeer
 from swarmsched.errors import RemoteProtocolError
@@ -45,12 +47,13 @@ log = logging.getLogger("swarm.agent")
 class Agent:
     """What the rooms of the agent share.  Everything here belongs to the event loop's thread.
 
-    `swarm_agent.startup` builds one, connects the rooms (`tasks`, `logs`, `blobs`, `telemetry`) and starts it.
+    `swarm_agent.startup` builds one, connects the rooms (`tasks`, `logs`, `blobs`, `files`, `telemetry`) and starts it.
     """
 
     tasks: TaskRunner
     logs: LogStore
     blobs: BlobStore
+    files: HeldFiles
     telemetry: Telemetry
 
     def __init__(
@@ -155,6 +158,10 @@ class Agent:
     async def left_behind(self, job_id: JobId) -> list[KeptFolder]:
         """Working folders of a job's attempts that are over, on this node."""
         return await self.tasks.left_behind(job_id)
+
+    def has_files(self, spec: JobSpec) -> bool:
+        """True when all files of a job whose record is here are on this node."""
+        return self.files.has(spec)
 
     def live_peers(self) -> list[NodeId]:
         """Members that are alive and not suspect, without this node."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 RESERVE_BYTES = 64 * 2**20
 ROOMY_BYTES = RESERVE_BYTES * 5 // 4  # from here on a disk that was nearly full counts as one with room again
+SPARE_BYTES = 2**30  # left free by what a node keeps for others: what runs here comes first
 RESERVE_FILES = 1_024  # further files and folders, where a file system counts them
 MIB = 2**20
 
@@ -28,6 +29,11 @@ def check_room(folder: Path, size_bytes: int) -> None:
     free_bytes = _free(os.statvfs(folder))
     if size_bytes + RESERVE_BYTES > free_bytes:
         raise NoRoom(size_bytes, free_bytes, folder)
+
+
+def room_for_others(folder: Path) -> int:
+    """Bytes that a node may still take on behalf of others; below 0 where too little is free.  Raises OSError."""
+    return _free(os.statvfs(folder)) - SPARE_BYTES
 
 
 def shortage(folders: Iterable[Path], *, was_short: bool) -> str:

@@ -27,6 +27,7 @@ from swarm_agent.installed import entry_points_of, software_version
 from swarm_agent.readiness import Check
 from swarm_agent.security import Secrets, check_job_user, job_user_warning, load_secrets
 from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.staging.held_files import HeldFiles
 from swarm_agent.storage.lock import DataDirectoryLock
 from swarm_agent.storage.store import DATABASE_FILE, Store
 from swarm_agent.supervision.logs import LogConfig, LogStore
@@ -186,6 +187,7 @@ async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
     stack.callback(agent.blobs.close)
     fabric_address, _ = await resolve((config.fabric_host, config.listen[1]), "fabric_address")
     agent.tasks = TaskRunner(config, fabric_address, agent.post, agent)
+    agent.files = HeldFiles(agent.blobs, agent, config.name, agent.node.records, agent.tasks.fetcher)
     agent.telemetry = Telemetry(
         config,
         agent.post,
@@ -195,6 +197,8 @@ async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
     )
     agent.post(TasksFound(await agent.tasks.start()))
     stack.push_async_callback(agent.tasks.stop)
+    agent.files.start()
+    stack.push_async_callback(agent.files.stop)
     await agent.telemetry.start()
     stack.push_async_callback(agent.telemetry.stop)
     _add_readiness(agent)

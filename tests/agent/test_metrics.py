@@ -116,6 +116,7 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
         ),
         arrivals=Arrivals(),
         blobs=SimpleNamespace(is_loaded=True, held_bytes=700),
+        files=SimpleNamespace(held_bytes=600, incomplete_count=1),
         logs=SimpleNamespace(held_bytes=30, waiting_writers=2),
     )
 
@@ -143,6 +144,8 @@ def test_what_the_stores_take_is_told_once_they_know_it():
     assert samples(page(source), "swarm_warm_workers") == {(): 1}
     assert samples(page(source), "swarm_log_writers_waiting") == {(): 2}
     assert samples(page(source), "swarm_log_store_bytes") == {(): 30}
+    assert samples(page(source), "swarm_held_files_bytes") == {(): 600}
+    assert samples(page(source), "swarm_held_files_incomplete") == {(): 1}
     for store, held_bytes in source.tasks.held_bytes.items():
         assert samples(page(source), f"swarm_{store}_store_bytes") == {(): held_bytes}
     assert samples(page(source), "swarm_store_limit_bytes")["work",] == source.config.work_cache_bytes_max

@@ -519,3 +519,17 @@ def test_an_agent_that_hangs_up_twice_is_told_of_once(swarm, point_at):
         listening.shutdown(socket.SHUT_RDWR)
     first = err.splitlines()[0]
     assert first.count("the agent closed the connection") + first.count("reset") == 1, first
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        ({}, "shipped, 1.0 MiB, tree abcabcabcabc"),  # an agent of an older version
+        ({"files_on": ["gpu1", "gpu3"]}, "shipped, 1.0 MiB, tree abcabcabcabc, kept on gpu1, gpu3"),
+        ({"files_on": []}, "shipped, 1.0 MiB, tree abcabcabcabc, kept on no agent beside the one that took them"),
+    ],
+)
+def test_status_of_a_job_says_where_its_files_are(swarm, agent, kept, told):
+    spec = {"command": ["true"], "tree": "abc" * 21 + "a", "tree_bytes": 2**20}
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(spec=spec, **kept)
+    assert f"Files:         {told}\n" in swarm("status", HANDLE)[1].replace("\n               ", " ")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm_agent.checkpoints.kept import KeptCheckpoints
+from swarm_agent.room import room_for_others
 from swarm_agent.staging.blobs import BlobError, BlobStore, is_digest
 from swarm_agent.staging.fetch import BlobFetcher, PeerStreams
 from swarmsched.errors import SwarmError
@@ -24,7 +25,6 @@ COPIES_WANTED = 2  # on other nodes; with none alive the checkpoint counts all t
 ATTEMPTS_MAX = 5
 PATIENCE_S = 60.0
 PATIENCE_BYTES_PER_S = 5e6
-SPARE_BYTES = 2**30  # left free on the disk of whoever takes a copy
 KEEP_LISTED_MAX = 16
 
 
@@ -113,10 +113,10 @@ class Copies:
             self._kept.settle(job_id, sender, {digest, *keep})
 
     def _check_room(self, size_bytes: int) -> None:
-        room = os.statvfs(self._blobs.directory)
-        free_bytes = room.f_bavail * room.f_frsize
-        if size_bytes + SPARE_BYTES > free_bytes:
-            raise BlobError("", f"{size_bytes} bytes do not fit into the {free_bytes} free bytes of {self._node_id}")
+        room_bytes = room_for_others(self._blobs.directory)
+        if size_bytes > room_bytes:
+            problem = f"{size_bytes} bytes do not fit into the {max(0, room_bytes)} that {self._node_id} has for others"
+            raise BlobError("", problem)
 
 
 def _ranked(order: TaskOrder, nodes: Sequence[NodeId]) -> list[NodeId]:

@@ -18,7 +18,15 @@ from swarm_agent.http.model import model_document
 from swarm_agent.http.outlook import outlook_of
 from swarm_agent.http.parameter import choice, number, text
 from swarm_agent.http.pauses import pauses, tasks_here, with_pauses, with_problems
-from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, SEARCH_TIMEOUT_S, Peers, code_of
+from swarm_agent.http.peers import (
+    FORWARD_TIMEOUT_S,
+    LIST_TIMEOUT_S,
+    SAFE_METHODS,
+    SEARCH_TIMEOUT_S,
+    Peers,
+    code_of,
+    first_unique,
+)
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem, from_refusal, invalid
 from swarm_agent.http.progress import reported_here, with_reports
@@ -246,30 +254,41 @@ class JobRoutes:
 
     async def _shown(self, document: Document, call: Call, headers: Mapping[str, str]) -> HttpReply:
         fields = FIELDS.of(call)
-        if document["state"] in ("running", "stopping") and (
-            not fields or {"nodes", "progress", "world"}.intersection(fields)
-        ):
-            await self._ask_owners(document)
+        if not fields or {"nodes", "progress", "world", "files_on"}.intersection(fields):
+            await self._ask_its_nodes(document)
         return answer(trimmed(document, fields), headers=headers)
 
-    async def _ask_owners(self, document: Document) -> None:
-        """Say of each node of the job whether its ranks are frozen, null where it does not say, and what they told."""
-        own, job_id = self._peers.own_name, JobId(document["id"])
-        others = [NodeId(share["node"]) for share in document["nodes"] if share["node"] != own]
-        fan_out = await self._peers.ask(others, "tasks", {"job_id": job_id}, LIST_TIMEOUT_S)
+    async def _ask_its_nodes(self, document: Document) -> None:
+        """Say of each node of the job whether its ranks are frozen, null where it does not say, and what they told;
+        and which of its holders have its files."""
+        own, job_id, spec = self._peers.own_name, JobId(document["id"]), document["spec"] or {}
+        is_running, is_live = document["state"] in ("running", "stopping"), document["state"] != "ended"
+        has_files = is_live and bool(spec.get("tree") or spec.get("requirements"))
+        others = [share["node"] for share in document["nodes"]] if is_running else []
+        if has_files:
+            others += set(self._peers.alive()).intersection(document["holders"])
+        fan_out = await self._peers.ask(first_unique(others, (own,)), "tasks", {"job_id": job_id}, LIST_TIMEOUT_S)
         parts = {own: self._own_part(job_id), **fan_out.answers}
-        with_pauses(document, pauses(parts))
-        with_problems(document, parts)
-        with_reports(document, [each for part in parts.values() for each in part.get("reports", [])])
+        if has_files:
+            document["files_on"] = sorted(node for node, part in parts.items() if part.get("has_files"))
+        if is_running:
+            with_pauses(document, pauses(parts))
+            with_problems(document, parts)
+            with_reports(document, [each for part in parts.values() for each in part.get("reports", [])])
 
     def _own_part(self, job_id: JobId) -> Document:
-        return {"tasks": tasks_here(self._facts, job_id), "reports": reported_here(self._facts, job_id)}
+        record = self._facts.record(job_id)
+        return {
+            "tasks": tasks_here(self._facts, job_id),
+            "reports": reported_here(self._facts, job_id),
+            "has_files": record is not None and self._agent.has_files(record.spec),
+        }
 
     async def _explain(self, job_id: JobId, _: Call) -> HttpReply:
         record = self._record(job_id)
         job = job_document_now(record, self._facts)
         if job["progress"]:
-            await self._ask_owners(job)
+            await self._ask_its_nodes(job)
         model = None if record.is_ended else await self._model(job_id)
         outlook = None if record.is_ended else await self._outlook(record)
         known = {"progress": job["progress"], "model": model, "outlook": outlook}

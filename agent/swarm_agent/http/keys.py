@@ -274,6 +274,7 @@ JOB: tuple[JobDocKey, ...] = (
     JobDocKey("outlook", maybe(record(OUTLOOK)), lambda _: None, lambda _: None),
     JobDocKey("attained_gpu_seconds", SECONDS,
            lambda job: round(job.attained_gpu_s, 3), lambda view: round(view.attained_gpu_s(0.0), 3)),
+    JobDocKey("files_on", maybe(array(TEXT)), lambda _: None, lambda _: None),
     JobDocKey("spec", ref("JobSpec"), lambda job: spec_document(job.spec)),
     JobDocKey("detail", TEXT, lambda job: job.record.detail),
     JobDocKey("failed_node", TEXT, lambda job: job.record.failed_node or None),

@@ -11,6 +11,7 @@ from swarm_agent.readiness import Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.kept_work import KeptFolder
 from swarm_agent.supervision.logs import LogStore
+from swarmsched.api import JobSpec
 from swarmsched.commands import Command, Refused, Reply
 from swarmsched.estimate import SpeedQuestion, SpeedTable
 from swarmsched.ids import JobId, NodeId
@@ -41,6 +42,9 @@ class AgentPort(Protocol):
     @property
     def blobs(self) -> BlobStore:
         """Files by content."""
+
+    def has_files(self, spec: JobSpec) -> bool:
+        """True when all files of a job whose record is here are on this node."""
 
     async def left_behind(self, job_id: JobId) -> list[KeptFolder]:
         """Working folders of a job's attempts that are over, on this node."""

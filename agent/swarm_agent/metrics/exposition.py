@@ -140,10 +140,17 @@ def _store_families(agent: Agent) -> Iterator[Metric]:
         ("swarm_environment_store_bytes", "Environments that were built.", of_tasks["environment"]),
         ("swarm_checkpoint_store_bytes", "Copies of checkpoints, among the shipped files.", of_tasks["checkpoint"]),
         ("swarm_blob_store_bytes", "Shipped files that are kept.", _held_blob_bytes(agent.blobs)),
+        (
+            "swarm_held_files_bytes",
+            "Shipped files of live jobs whose record this agent keeps.",
+            agent.files.held_bytes,
+        ),
         ("swarm_log_store_bytes", "Output of tasks that is kept.", agent.logs.held_bytes),
     ):
         if held_bytes is not None:
             yield GaugeMetricFamily(name, text, value=held_bytes)
+    text = "Trees and requirements of live jobs whose record this agent keeps, as far as they are not whole here."
+    yield GaugeMetricFamily("swarm_held_files_incomplete", text, value=agent.files.incomplete_count)
     config = agent.config
     limits = {
         "work": config.work_cache_bytes_max,

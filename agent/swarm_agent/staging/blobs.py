@@ -9,8 +9,10 @@ import asyncio
 import errno
 import hashlib
 import itertools
+import math
 import os
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +27,7 @@ CHUNK_BYTES = 2**18
 SMALL_BYTES = 2**16  # blobs up to this are stored many at a time: one at a time, each would wait for a thread
 IMPORT_BYTES = 2**20
 EVICTIONS_AT_ONCE = 64
+UNUSED_S = 600.0  # an upload in pieces is over by then, and so is the start of a task that brings its files
 ROOM_EVERY_BYTES = 64 * IMPORT_BYTES
 BLOCK_BYTES = 512  # in which st_blocks counts (stat(3))
 ZEROS = bytes(IMPORT_BYTES)
@@ -306,7 +309,7 @@ class BlobStore:
     def drop(self, digests: Iterable[str]) -> None:
         """Take pins away, and remove what has none left."""
         mine = tuple(digests)
-        self._unpin(mine)
+        self.unpin(mine)
         for digest in mine:
             if not self._pins[digest]:
                 self.discard(digest)
@@ -319,9 +322,10 @@ class BlobStore:
         try:
             yield
         finally:
-            self._unpin(mine)
+            self.unpin(mine)
 
-    def _unpin(self, digests: Iterable[str]) -> None:
+    def unpin(self, digests: Iterable[str]) -> None:
+        """Take pins away; what has none left stays until its room is needed."""
         for digest in digests:
             left = self._pins[digest] - 1
             if left > 0:
@@ -353,19 +357,36 @@ class BlobStore:
             if not self._is_loaded:
                 self._lost.add(digest)
 
+    def shed(self, size_bytes: int) -> bool:
+        """Remove some of what was used longest ago and not for a while, up to that size; False where nothing is."""
+        return self._remove_oldest(size_bytes, unused_since_utc_s=time.time() - UNUSED_S)
+
     def _evict(self) -> None:
-        if self._held_bytes <= self.limit_bytes or not self._is_loaded:  # which are the oldest is not known before
-            return
-        excess, leaving = self._held_bytes - self.limit_bytes, list[str]()
+        self._remove_oldest(self._held_bytes - self.limit_bytes)
+
+    def _remove_oldest(self, excess: int, unused_since_utc_s: float = math.inf) -> bool:
+        leaving = list[str]()
+        if excess <= 0 or not self._is_loaded:  # which are the oldest is not known before
+            return False
         with self._lock:
             for digest, size_bytes in self._index.items():
                 if excess <= 0 or len(leaving) >= EVICTIONS_AT_ONCE:
                     break
-                if not self._pins[digest]:
-                    leaving.append(digest)
-                    excess -= size_bytes
+                if self._pins[digest]:
+                    continue
+                if unused_since_utc_s < math.inf and self._used_utc_s(digest) > unused_since_utc_s:
+                    break  # so are all that follow
+                leaving.append(digest)
+                excess -= size_bytes
         for digest in leaving:
             self.discard(digest)
+        return bool(leaving)
+
+    def _used_utc_s(self, digest: str) -> float:
+        try:
+            return self._place(digest).stat().st_mtime
+        except OSError:
+            return 0.0  # somebody cleaned up behind our back
 
     def _place(self, digest: str) -> Path:
         return self.directory / digest[:2] / digest

@@ -9,6 +9,7 @@ more patience, as long as blobs come or not much time has passed.  Only that it 
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -53,18 +54,32 @@ class BlobFetcher:
         self._blobs, self._peers, self._node_id = blobs, peers, node_id
         self._lock = asyncio.Lock()  # two tasks with the same tree: the second finds what the first has brought
         self._silent: set[NodeId] = set()  # said nothing in time when they were last asked
+        self._wanted: Counter[str] = Counter()  # what calls of `ensure` that have not returned bring
 
     def serve(self) -> None:
         """Answer peers that ask for blobs."""
         self._peers.on_stream(QUERY, self._answer)
 
-    async def ensure(self, digests: Iterable[str], sources: Sequence[NodeId]) -> int:
-        """Bring what is missing; returns how many were brought.
+    def is_bringing(self, digests: Iterable[str]) -> bool:
+        """True while one of these is being brought, or waits for its turn."""
+        return any(self._wanted[digest] for digest in digests)
+
+    async def ensure(self, digests: Iterable[str], sources: Sequence[NodeId], *, is_patient: bool = True) -> int:
+        """Bring what is missing; returns how many were brought.  With `is_patient` false every source is asked once.
 
         Raises `NotStored` where this node's disk refuses them, `TooLarge` where it takes none that large, and otherwise
         `BlobError` naming the nodes asked, a `NotReached` if one that may have them could not be asked.
         """
-        missing = at_first = await asyncio.to_thread(self._blobs.missing, tuple(digests))
+        missing = await asyncio.to_thread(self._blobs.missing, tuple(digests))
+        self._wanted.update(missing)
+        try:
+            await self._ensure(missing, sources, is_patient=is_patient)
+        finally:
+            self._wanted.subtract(missing)
+            self._wanted = +self._wanted
+        return len(missing)
+
+    async def _ensure(self, missing: tuple[str, ...], sources: Sequence[NodeId], *, is_patient: bool) -> None:
         problems: dict[NodeId, str] = {}  # of sources that may have it
         lacking: dict[NodeId, None] = {}
         others = [node for node in dict.fromkeys(sources) if node != self._node_id]
@@ -89,6 +104,7 @@ class BlobFetcher:
             if len(missing) < before:
                 moved_s, idle_rounds = time.monotonic(), 0
             is_over = time.monotonic() + pause_s > moved_s + GIVEN_UP_S and idle_rounds >= ROUNDS_LEAST
+            is_over = is_over or not is_patient
             if missing and (is_over or not problems):
                 told = "; ".join(f"{source}: {problems.get(source, 'does not have it')}" for source in others)
                 what = f"could not be fetched ({len(missing)} missing; {told or 'no node is known to hold it'})"
@@ -96,7 +112,6 @@ class BlobFetcher:
             if missing:
                 await asyncio.sleep(pause_s)
                 pause_s, patience_s = min(PAUSE_S_MAX, 2 * pause_s), min(PATIENCE_S_MAX, 2 * patience_s)
-        return len(at_first)
 
     def _in_turn(self, sources: Sequence[NodeId]) -> list[NodeId]:
         """Those that answered last and are alive first."""

@@ -208,7 +208,7 @@ class TaskRunner:
         self._inherit = inherited(os.environ, config.env_allow)
         if "PATH" in self._inherit:
             self._inherit["PATH"] = passable_path(self._inherit["PATH"], self._account)
-        self._fetcher = BlobFetcher(agent.blobs, agent, config.name)
+        self.fetcher = BlobFetcher(agent.blobs, agent, config.name)
         self._environments = EnvironmentStore(
             config.data_dir / "envs",
             default_python(),
@@ -241,7 +241,7 @@ class TaskRunner:
             self._folders,
             self._checkpoints.restorer,
             agent.blobs,
-            self._fetcher,
+            self.fetcher,
             self._environments,
             self._account,
             environments_in_use=self._environments_in_use,
@@ -279,7 +279,7 @@ class TaskRunner:
             if key:
                 await self._find_whatever_it_is(key, directory)
         self._sockets.sweep()
-        self._fetcher.serve()
+        self.fetcher.serve()
         self._tell_room()
         self._looking_for_room = asyncio.create_task(self._watch_room())
         self._pruning = asyncio.create_task(self._prune())

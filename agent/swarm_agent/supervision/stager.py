@@ -16,13 +16,14 @@ from swarm_agent.checkpoints.restore import NotRestored, Restorer
 from swarm_agent.folder import is_folder, make_folder
 from swarm_agent.staging.blobs import BlobError, BlobStore, NotStored
 from swarm_agent.staging.fetch import BlobFetcher, NotReached
+from swarm_agent.staging.held_files import sources_of
 from swarm_agent.staging.requirements import EnvironmentFailed, EnvironmentStore
 from swarm_agent.staging.tree import Unpacker
 from swarm_agent.task.account import Account
 from swarm_agent.task.rendezvous import probe
 from swarmsched.api import StartPhase
 from swarmsched.errors import SwarmError
-from swarmsched.ids import AttemptKey
+from swarmsched.ids import AttemptKey, NodeId
 from swarmsched.task import TaskFailure, TaskOrder
 from swarmsched.tree import BadTree, Tree
 
@@ -132,13 +133,13 @@ class Stager:
         work = self._folder(order) / "work"
         if work.exists():
             return
-        spec = order.spec
+        spec, sources = order.spec, _sources(order)
         try:
             with self.blobs.pinned([spec.tree]):
-                await self.fetcher.ensure([spec.tree], spec.blob_sources)
+                await self.fetcher.ensure([spec.tree], sources)
                 tree = await asyncio.to_thread(Tree.from_bytes, await self._content(spec.tree))
                 with self.blobs.pinned(tree.blobs):
-                    await self.fetcher.ensure(tree.blobs, spec.blob_sources)
+                    await self.fetcher.ensure(tree.blobs, sources)
                     await asyncio.to_thread(self._unpack, tree, work)
         except (BlobError, BadTree) as error:
             failure = failure_of(error, TaskFailure.SYNC)
@@ -162,7 +163,7 @@ class Stager:
 
     async def _build_environment(self, order: TaskOrder) -> None:
         try:
-            await self.fetcher.ensure([order.spec.requirements], order.spec.blob_sources)
+            await self.fetcher.ensure([order.spec.requirements], _sources(order))
             text = await self._content(order.spec.requirements)
             await self.environments.ensure(text, self.account, self.environments_in_use())
         except BlobError as error:
@@ -245,3 +246,7 @@ class Stager:
             problem = f"{python} leads to no program that can be executed on {order.node}"
             raise StagingFailed(TaskFailure.ENVIRONMENT, f"{problem}; create the environment there anew")
         return (venv,)
+
+
+def _sources(order: TaskOrder) -> tuple[NodeId, ...]:
+    return sources_of(order.spec, (holder.node for holder in order.configuration.members))

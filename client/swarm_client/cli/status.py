@@ -168,6 +168,7 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Needs", needs(spec) if spec else f"{job.get('gpus')} GPUs"
     yield from _place(job)
     yield from _command(spec)
+    yield from _files(job, spec)
     yield from _times(job, spec)
     if job.get("progress"):
         yield from _progress(job["progress"])
@@ -304,13 +305,20 @@ def _survival(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _command(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if spec.get("command"):
         yield "Command", plain(word_list(spec["command"]))
-    if spec.get("tree"):
-        yield "Files", f"shipped, {show_bytes(spec.get('tree_bytes'))}, tree {spec['tree'][:12]}"
     for name, key in (("Folder", "workdir"), ("Environment", "venv")):
         if spec.get(key):
             yield name, plain(spec[key])
     if spec.get("env"):
         yield "Variables", plain(" ".join(f"{key}={value}" for key, value in sorted(spec["env"].items())))
+
+
+def _files(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What travels with it, and which agents keep that; an agent of an older version does not tell."""
+    told = [f"shipped, {show_bytes(spec.get('tree_bytes'))}, tree {spec['tree'][:12]}"] if spec.get("tree") else []
+    if job.get("files_on") is not None:
+        told.append(f"kept on {', '.join(job['files_on']) or 'no agent beside the one that took them'}")
+    if told:
+        yield "Files", ", ".join(told)
 
 
 def _outcome(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

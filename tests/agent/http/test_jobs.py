@@ -395,3 +395,20 @@ async def test_folders_that_a_job_has_left_are_found_on_every_node(n1, n2, n3, s
     assert item == {"node": "n2", "attempt": 1, "path": "/n2/jobs/1/work", "size_bytes": 9, "until": rfc3339(1.8e9)}
     swarm.down.clear()
     assert [each["node"] for each in (await n1.get(f"/v1/jobs/{ALPHA}/left"))["items"]] == ["n2", "n3"]
+
+
+async def test_a_live_job_names_the_agents_that_keep_its_files(n1, n2, n3, swarm):
+    spec = JobSpec(("true",), tree="a" * 64, requirements="b" * 64)
+    record = a_record(ALPHA, "n1", spec=spec, holders=("n1", "n2", "n3"))
+    for desk in (n1, n2, n3):
+        desk.agent.put(record)
+    for desk in (n1, n3):
+        desk.agent.kept_trees.add(spec.tree)
+    assert (await n2.get(f"/v1/jobs/{ALPHA}"))["files_on"] == ["n1", "n3"]
+    assert (await n2.get(f"/v1/jobs/{ALPHA}?fields=files_on"))["files_on"] == ["n1", "n3"]
+    swarm.down.add(NodeId("n3"))
+    assert (await n1.get(f"/v1/jobs/{ALPHA}"))["files_on"] == ["n1"]
+    n1.agent.change(ALPHA, state=JobState.ENDED)
+    assert (await n1.get(f"/v1/jobs/{ALPHA}"))["files_on"] is None
+    n1.agent.put(a_record(BETA, "n1", holders=("n1", "n2")))
+    assert (await n1.get(f"/v1/jobs/{BETA}"))["files_on"] is None

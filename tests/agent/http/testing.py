@@ -108,6 +108,7 @@ class AgentWithoutCore(AgentFacts):
         self.known_reports: dict[TaskKey, Reported] = {}
         self.known_cards: list[JobView] = []
         self.known_places: dict[JobId, Location] = {}
+        self.kept_trees: set[str] = set()
         self.kept_folders: dict[JobId, list[KeptFolder]] = {}
         self.policy = (PolicySetting("fifo", {}, Elasticity.ADVISE), 1)
         self.commands: list[Command] = []
@@ -115,6 +116,10 @@ class AgentWithoutCore(AgentFacts):
         self.queries: dict[str, Callable[[NodeId, dict[str, Any]], Awaitable[dict[str, Any]]]] = {}
         self.streams: dict[str, Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]] = {}
         self.callbacks: list[Callable[[], None]] = []
+
+    def has_files(self, spec: JobSpec) -> bool:
+        """What `kept_trees` has."""
+        return spec.tree in self.kept_trees
 
     async def left_behind(self, job_id: JobId) -> list[KeptFolder]:
         """What `kept_folders` has."""
