@@ -143,11 +143,11 @@ class Job:
     def _open(self) -> TaskSockets:
         folder = SocketFolder(self.folder)
         folder.path = self.socket
-        sockets = TaskSockets(folder, Account("me", "/", "/bin/sh"))
+        sockets = TaskSockets(folder)
         sockets.on_request("member", self.memberships.handle)
         sockets.on_request("report", self.reports.handle)
         sockets.start()
-        sockets.open(KEY, "secret")
+        sockets.open(KEY, "secret", Account("me", "/", "/bin/sh"))
         self.socket = sockets.path(KEY)
         return sockets
 

@@ -18,6 +18,7 @@ from swarm_agent.checkpoints.folders import CheckpointFolders, name_problem
 from swarm_agent.checkpoints.kept import KeptCheckpoints
 from swarm_agent.checkpoints.pack import pack, size_of
 from swarm_agent.staging.blobs import BlobError, BlobStore
+from swarm_agent.task.account import Account
 from swarm_agent.task.tasksocket import Declined, Request, fitting
 from swarm_agent.threads import Threads
 from swarmsched.checkpoint import Checkpoint
@@ -66,6 +67,7 @@ class Commits:
         kept: KeptCheckpoints,
         commander: Commander,
         order_of: Callable[[TaskKey], TaskOrder | None],
+        account_of: Callable[[TaskKey], Account | None],
         world_of: Callable[[TaskKey], int],
         threads: Threads,
         clock: Callable[[], float] = time.time,
@@ -73,7 +75,7 @@ class Commits:
         """`world_of`: the version of the membership in which a task's own worker trains, 0 where none has told."""
         self._node_id, self._folders, self._blobs = node_id, folders, blobs
         self._copies, self._kept, self._commander = copies, kept, commander
-        self._order_of, self._world_of = order_of, world_of
+        self._order_of, self._account_of, self._world_of = order_of, account_of, world_of
         self._threads, self._clock = threads, clock
         self._desks: dict[TaskKey, _Desk] = {}
 
@@ -153,14 +155,14 @@ class Commits:
             wish.epoch.set_result(epoch)
 
     async def _commit(self, key: TaskKey, wish: _Wish) -> int:
-        order = self._order_of(key)
-        if order is None:
+        order, account = self._order_of(key), self._account_of(key)
+        if order is None or account is None:
             raise Declined("conflict", "this task is over", "end this process")
         folder = self._folders.of(*key.of_attempt)
         if self._folders.is_shared:
             size_bytes = await self._threads.run(size_of, folder, wish.name)
             return await self._register(order, self._checkpoint(order, wish, size_bytes))
-        checkpoint = await self._pack_and_copy(key, order, wish)
+        checkpoint = await self._pack_and_copy(key, order, account, wish)
         try:
             epoch = await self._register(order, checkpoint)
         except Declined as refusal:
@@ -171,8 +173,8 @@ class Commits:
         self._kept.committed(order.job_id, checkpoint.digest)
         return epoch
 
-    async def _pack_and_copy(self, key: TaskKey, order: TaskOrder, wish: _Wish) -> Checkpoint:
-        folder, uid = self._folders.of(order.job_id, order.attempt), self._folders.account.uid
+    async def _pack_and_copy(self, key: TaskKey, order: TaskOrder, account: Account, wish: _Wish) -> Checkpoint:
+        folder, uid = self._folders.of(order.job_id, order.attempt), account.uid
         limit_bytes, runs = self._kept.job_bytes_max, partial(self._runs, key)
         tree = await self._threads.run(pack, folder, wish.name, self._blobs, uid, limit_bytes, runs)
         self._blobs.admit(tree.blobs)

@@ -19,10 +19,9 @@ class CheckpointFolders:
     """The folders of this node, or of all nodes where `is_shared`."""
 
     root: Path
-    account: Account
     is_shared: bool = False
 
-    def make(self, job_id: JobId, attempt: int) -> Path:
+    def make(self, job_id: JobId, attempt: int, account: Account) -> Path:
         """The attempt's folder, created if need be, for the job's account alone.  Raises OSError."""
         folder = self.of(job_id, attempt)
         make_folder(folder.parent, 0o711)
@@ -30,8 +29,8 @@ class CheckpointFolders:
             folder.mkdir(mode=0o700)
         except FileExistsError:  # of an earlier life of the agent, or made by another node of the gang
             return folder
-        if self.account.uid >= 0:
-            os.chown(folder, self.account.uid, self.account.gid)
+        if account.uid >= 0:
+            os.chown(folder, account.uid, account.gid)
         return folder
 
     def of(self, job_id: JobId, attempt: int) -> Path:

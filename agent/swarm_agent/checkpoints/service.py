@@ -13,6 +13,7 @@ from swarm_agent.checkpoints.restore import Restorer
 from swarm_agent.folder import remove_tree
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.fetch import PeerStreams
+from swarm_agent.task.account import Account
 from swarm_agent.threads import Threads
 from swarmsched.ids import JobId, NodeId, TaskKey, is_job_id
 from swarmsched.task import TaskOrder
@@ -40,6 +41,7 @@ class CheckpointService:
         folders: CheckpointFolders,
         agent: CheckpointPeers,
         order_of: Callable[[TaskKey], TaskOrder | None],
+        account_of: Callable[[TaskKey], Account | None],
         world_of: Callable[[TaskKey], int],
         retention_s: float,
         job_bytes_max: int,
@@ -50,7 +52,7 @@ class CheckpointService:
         # Jobs say how much there is to do here: it must not fill the threads that everybody shares, nor each other's.
         self._threads = commit, restore = Threads(THREADS, "commit"), Threads(THREADS, "restore")
         ours = (node_id, folders, agent.blobs, self._copies, self._kept, agent)
-        self.commits = Commits(*ours, order_of, world_of, commit)
+        self.commits = Commits(*ours, order_of, account_of, world_of, commit)
         self.restorer = Restorer(folders, agent.blobs, self._copies, restore)
 
     def start(self) -> None:

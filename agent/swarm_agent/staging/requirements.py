@@ -25,7 +25,7 @@ from pathlib import Path
 
 from swarm_agent.folder import make_folder, remove_tree
 from swarm_agent.task import shim
-from swarm_agent.task.account import Account
+from swarm_agent.task.account import Account, passable_path
 from swarmsched.errors import SwarmError
 
 PROBE_S = 30.0  # of a program that is asked for its version
@@ -78,9 +78,11 @@ class EnvironmentStore:
     async def ensure(self, requirements: bytes, account: Account, in_use: Collection[Path] = ()) -> Path:
         """The environment of these requirements, built if need be; jobs that ask meanwhile share the build.
 
+        Personal accounts have environments of their own: whose build it is can write to it until it is done.
+
         When the last of them is cancelled the build ends too.  Raises `EnvironmentFailed`.
         """
-        name = await self.name_of(requirements)
+        name = await self.name_of(requirements, account)
         while (build := self._builds.get(name)) and build.task.cancelling():
             await asyncio.wait([build.task])  # it is tidying up the folder that the next build will use
         if build is None:
@@ -97,8 +99,8 @@ class EnvironmentStore:
                 with suppress(asyncio.CancelledError):
                     await build.task
 
-    async def name_of(self, requirements: bytes) -> str:
-        """The hash under which these requirements are kept."""
+    async def name_of(self, requirements: bytes, account: Account) -> str:
+        """The hash under which these requirements are kept for an account."""
         if not self._version:
             try:
                 code, output = await self._run([self.python, "-c", "import sys; print(sys.version)"], PROBE_S)
@@ -108,7 +110,8 @@ class EnvironmentStore:
                 broken = OSError(errno.ENOEXEC, f"{self.python} ends with {code}")
                 raise EnvironmentFailed(f"the interpreter {self.python} does not run", output, broken)
             self._version = output
-        return hashlib.sha256(requirements + b"\0" + self._version.encode()).hexdigest()[:32]
+        whose = f"\0{account.uid}" if account.is_personal else ""
+        return hashlib.sha256(requirements + f"\0{self._version}{whose}".encode()).hexdigest()[:32]
 
     def path(self, name: str) -> Path | None:
         """The finished environment of that name, or None."""
@@ -174,7 +177,9 @@ class EnvironmentStore:
     ) -> tuple[int, str]:
         """Run to the end; exit code and the last lines of output."""
         ids = ",".join(map(str, (account.uid, account.gid, *account.groups))) if account else "-1,-1"
-        home = {"HOME": account.home, "USER": account.name} if account else {}
+        own = {"HOME": account.home, "USER": account.name} if account else {}
+        if account and "PATH" in self.base_env:
+            own["PATH"] = passable_path(self.base_env["PATH"], account)
         output = b""
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
@@ -182,7 +187,7 @@ class EnvironmentStore:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**self.base_env, **home, **BUILD_ENV},
+                env={**self.base_env, **own, **BUILD_ENV},
                 cwd=cwd,
                 start_new_session=True,
             )

@@ -21,12 +21,11 @@ from itertools import groupby
 from pathlib import Path
 
 from swarm_agent.supervision.tools import Tools
-from swarm_agent.task.account import Account, may_reach
+from swarm_agent.task.account import FALLBACK_PATH, Account, passable_path
 from swarmsched.estimate import BatchRange
 from swarmsched.resources import Gpu, ranks_by_node
 from swarmsched.task import TaskOrder
 
-FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NEVER = ("SWARM_TOKEN*", "SWARM_AGENT_*", "SWARM_CLUSTER_KEY*")
 """Not even an allow-list of '*' hands these on."""
 
@@ -39,13 +38,6 @@ def inherited(own: Mapping[str, str], allow: Sequence[str]) -> dict[str, str]:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in allow)
         and not any(fnmatch.fnmatchcase(name, pattern) for pattern in NEVER)
     }
-
-
-def passable_path(path: str, account: Account) -> str:
-    """The folders of a PATH that an account can enter: those below root's home lead nowhere and tell of it."""
-    if account.uid < 0:
-        return path
-    return ":".join(folder for folder in path.split(":") if may_reach(Path(folder), account)) or FALLBACK_PATH
 
 
 def common_environment(
@@ -69,6 +61,7 @@ def common_environment(
     """
     spec = order.spec
     env = {"PATH": FALLBACK_PATH, **_interface_variables(order, fabric_interface), **inherit}
+    env["PATH"] = passable_path(env["PATH"], account)
     env |= {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
     env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(_threads(order, cpu_count))}
     env |= spec.env

@@ -26,7 +26,6 @@ from swarm_agent.staging.requirements import EnvironmentStore, default_python
 from swarm_agent.supervision.environment import (
     common_environment,
     inherited,
-    passable_path,
     process_ranks,
     rank_environment,
 )
@@ -47,7 +46,7 @@ from swarm_agent.supervision.stager import PreparedTask, Stager, StagingFailed, 
 from swarm_agent.supervision.tools import Tools, install_tools
 from swarm_agent.supervision.warm import WarmPool, WarmStart, warm_start
 from swarm_agent.task import shim
-from swarm_agent.task.account import find_account
+from swarm_agent.task.account import Account, JobAccounts, NoAccount
 from swarm_agent.task.interfaces import interface_of
 from swarm_agent.task.membership import TaskMemberships, member
 from swarm_agent.task.rendezvous import BoundPort, Rendezvous, listen
@@ -122,6 +121,7 @@ class _Task:
     link: ShimLink
     stage: TaskStage = TaskStage.ORDERED
     work: asyncio.Task[None] | None = None  # staging, launching after staging, or cleaning up after a lost shim
+    account: Account | None = None
     prepared: PreparedTask | None = None
     failure: TaskFailure = TaskFailure.NONE
     detail: str = ""
@@ -198,16 +198,19 @@ class TaskRunner:
     _server: ForkServer
 
     def __init__(
-        self, config: AgentConfig, fabric_address: str, post: Callable[[Event], None], agent: AgentParts
+        self,
+        config: AgentConfig,
+        fabric_address: str,
+        post: Callable[[Event], None],
+        agent: AgentParts,
+        accounts: JobAccounts | None = None,
     ) -> None:
         self._config, self._post, self._agent = config, post, agent
         self._fabric_address = fabric_address
         self._tasks_dir = config.data_dir / "tasks"
         self._jobs_dir = config.data_dir / "jobs"
-        self._account = find_account(config.job_user)
+        self._accounts = accounts or JobAccounts(config.job_user)
         self._inherit = inherited(os.environ, config.env_allow)
-        if "PATH" in self._inherit:
-            self._inherit["PATH"] = passable_path(self._inherit["PATH"], self._account)
         self.fetcher = BlobFetcher(agent.blobs, agent, config.name)
         self._environments = EnvironmentStore(
             config.data_dir / "envs",
@@ -215,8 +218,8 @@ class TaskRunner:
             self._inherit | inherited(os.environ, INSTALLER_ENV),
             config.environment_cache_bytes_max,
         )
-        self._folders = CheckpointFolders(config.checkpoint_root, self._account, config.checkpoint_dir_shared)
-        self._sockets = TaskSockets(SocketFolder(config.data_dir), self._account)
+        self._folders = CheckpointFolders(config.checkpoint_root, config.checkpoint_dir_shared)
+        self._sockets = TaskSockets(SocketFolder(config.data_dir))
         self.memberships = TaskMemberships(
             self._order_of, lambda key, worker: self._post(WorkerTold.about(key, worker))
         )
@@ -226,6 +229,7 @@ class TaskRunner:
             self._folders,
             agent,
             self._order_of,
+            self._account_of,
             self.memberships.world,
             config.work_retention_s,
             config.checkpoint_bytes_max,
@@ -243,7 +247,6 @@ class TaskRunner:
             agent.blobs,
             self.fetcher,
             self._environments,
-            self._account,
             environments_in_use=self._environments_in_use,
         )
         self.warm = WarmPool(self._tasks_dir, config.warm_workers)
@@ -402,7 +405,16 @@ class TaskRunner:
             self._post(TaskPhaseChanged.about(task.key, phase.value))
 
         with _told(task):
-            return await self._stager.prepare(task.order, tell)
+            return await self._stager.prepare(task.order, self._found_account(task), tell)
+
+    def _found_account(self, task: _Task) -> Account:
+        """The account that the task runs as, looked up when it is first needed."""
+        if task.account is None:
+            try:
+                task.account = self._accounts.of(task.order)
+            except NoAccount as error:
+                raise StagingFailed(TaskFailure.INTERNAL, f"{task.order.node}: {error}") from error
+        return task.account
 
     def _explain(self, task: _Task, error: StagingFailed) -> None:
         self._look_for_room.set()
@@ -429,7 +441,7 @@ class TaskRunner:
                 task.work = asyncio.create_task(self._locate_and_launch(task))
                 return
             with _told(task):
-                task.prepared = task.prepared or self._stager.locate_quickly(order)
+                task.prepared = task.prepared or self._stager.locate_quickly(order, self._found_account(task))
         except StagingFailed as error:
             self._give_up(task, error)
         else:
@@ -510,7 +522,7 @@ class TaskRunner:
         draft.rename(directory / "order.json")
         task.link.set_lease(task.until_s)
         token = task.link.make_token()
-        self._sockets.open(task.key, token)
+        self._sockets.open(task.key, token, self._found_account(task))
         launch = self._launch_file(task, bound, self._task_variables(task, token))
         task.stage = TaskStage.LAUNCHED
         if not self._start_warm(task, launch):
@@ -518,9 +530,8 @@ class TaskRunner:
 
     def _start_warm(self, task: _Task, launch: LaunchFile) -> bool:
         """Start it if a process like it waits."""
-        found = (
-            warm_start(launch.argv, launch.common_env, self._account) if task.order.part else None
-        )  # of an elastic job
+        is_elastic = bool(task.order.part)
+        found = warm_start(launch.argv, launch.common_env, launch.account) if is_elastic else None
         if found is None:
             return False
         task.warm_start, argv = found
@@ -546,7 +557,7 @@ class TaskRunner:
 
     def _launch_file(self, task: _Task, bound: BoundPort | None, variables: Mapping[str, str]) -> LaunchFile:
         assert task.prepared is not None
-        order, logs = task.order, self._agent.logs.config
+        order, logs, account = task.order, self._agent.logs.config, self._found_account(task)
         return LaunchFile(
             key=task.key,
             log_dir=logs.directory / order.job_id / str(order.attempt),
@@ -554,7 +565,7 @@ class TaskRunner:
             log_head_bytes=logs.head_bytes,
             workdir=task.prepared.workdir,
             umask=order.spec.umask,
-            account=self._account,
+            account=account,
             grace_s=order.spec.grace_s,
             listen_fd=CHILD_LISTEN_FD if bound else -1,
             port=order.rendezvous_port,
@@ -563,7 +574,7 @@ class TaskRunner:
                 order,
                 task.gpus,
                 inherit=self._inherit,
-                account=self._account,
+                account=account,
                 environment_dirs=task.prepared.environment_dirs,
                 tools=self._tools,
                 task=variables,
@@ -761,6 +772,10 @@ class TaskRunner:
         task = self._tasks.get(key)
         return task.order if task else None
 
+    def _account_of(self, key: TaskKey) -> Account | None:
+        task = self._tasks.get(key)
+        return task.account if task else None
+
     def _environments_in_use(self) -> frozenset[Path]:
         prepared = [task.prepared for task in self._tasks.values() if task.prepared]
         return frozenset(path for one in prepared for path in one.environment_dirs)
@@ -796,6 +811,7 @@ class TaskRunner:
                 link.remove()
             return
         task = self._tasks[key] = _Task(key, order, link, TaskStage.LAUNCHED, gpus=gpus)
+        task.account = link.account()
         if await asyncio.to_thread(link.attach):
             self._adopt(task)
         else:
@@ -809,7 +825,8 @@ class TaskRunner:
         task.revision += len(facts.read(task.link.facts_path))
         if facts.started_utc_s:
             task.stage = TaskStage.STARTED
-        task.warm_start = task.link.warm_start(self._account) if task.order.part else None
+        if task.account is not None and task.order.part:
+            task.warm_start = task.link.warm_start(task.account)
         if facts.is_exited:
             task.stage, task.failure, task.detail = TaskStage.EXITED, facts.failure, facts.detail
             self._agent.logs.closed(task.key)
@@ -828,8 +845,8 @@ class TaskRunner:
         if not token:
             return
         try:
-            self._sockets.open(task.key, token)
-        except OSError as error:
+            self._sockets.open(task.key, token, self._found_account(task))
+        except (OSError, StagingFailed) as error:
             log.error("task socket not opened job_id=%s attempt=%d error=%s", *task.key.of_attempt, error)
 
     async def _close_account(self, task: _Task) -> None:
@@ -861,7 +878,7 @@ class TaskRunner:
         except OSError as error:
             problem = f"{self._folders.root} cannot be created: {error.strerror or error}"
             raise ConfigError("checkpoint_dir", problem, "create it, or choose another") from error
-        if self._account.uid >= 0:  # the job's account must be able to pass through to its own folders
+        if self._accounts.may_switch:  # the job's account must be able to pass through to its own folders
             mode = self._config.data_dir.stat().st_mode & 0o777
             self._config.data_dir.chmod(mode | 0o011)
 

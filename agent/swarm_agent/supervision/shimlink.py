@@ -68,6 +68,13 @@ class ShimLink:
         waiting.hand_over(self.directory, launch.to_bytes())
         self._open_commands()
 
+    def account(self) -> Account | None:
+        """The account that the shim was told to start ranks as; None where it was told nothing."""
+        with suppress(OSError, ValueError, StopIteration):
+            launch = shim.Launch((self.directory / "launch").read_bytes())
+            return Account("", "", "", launch.uid, launch.gid, tuple(launch.groups))
+        return None
+
     def warm_start(self, account: Account) -> WarmStart | None:
         """What waits for workers like this one is started with."""
         with suppress(OSError, ValueError, StopIteration):

@@ -76,50 +76,53 @@ class Stager:
     blobs: BlobStore
     fetcher: BlobFetcher
     environments: EnvironmentStore
-    account: Account
     probe_timeout_s: float = 2.0
     probe_attempts: int = 3
     environments_in_use: Callable[[], frozenset[Path]] = frozenset  # those of running tasks must not be evicted
     _turns: WeakValueDictionary[AttemptKey, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
-    async def prepare(self, order: TaskOrder, tell_phase: Callable[[StartPhase], None]) -> PreparedTask:
+    async def prepare(
+        self, order: TaskOrder, account: Account, tell_phase: Callable[[StartPhase], None]
+    ) -> PreparedTask:
         """Do all that the order needs, telling each phase; raises `StagingFailed`.
 
         Parts of one attempt share its folders: one after the other, and all but the first find what it left.
         """
         async with self._turns.setdefault(order.key.of_attempt, asyncio.Lock()):
-            return await self._prepare(order, tell_phase)
+            return await self._prepare(order, account, tell_phase)
 
-    async def _prepare(self, order: TaskOrder, tell_phase: Callable[[StartPhase], None]) -> PreparedTask:
+    async def _prepare(
+        self, order: TaskOrder, account: Account, tell_phase: Callable[[StartPhase], None]
+    ) -> PreparedTask:
         spec = order.spec
         if order.node_rank > 0 and order.rendezvous_port:
             await self._reach_rank_zero(order)
         if spec.tree:
             tell_phase(StartPhase.SYNC)
-            await self._bring_tree(order)
+            await self._bring_tree(order, account)
         if spec.requirements:
             tell_phase(StartPhase.ENVIRONMENT)
-            await self._build_environment(order)
+            await self._build_environment(order, account)
         if order.checkpoint:
             tell_phase(StartPhase.SYNC)
-        resume_from = await self._restore(order)
-        return replace(await self.locate(order), resume_from=resume_from)
+        resume_from = await self._restore(order, account)
+        return replace(await self.locate(order, account), resume_from=resume_from)
 
-    async def locate(self, order: TaskOrder) -> PreparedTask:
+    async def locate(self, order: TaskOrder, account: Account) -> PreparedTask:
         """Where everything of a prepared task is; makes an empty folder when the job brings none.
 
         Raises `StagingFailed` for what is not there.
         """
-        workdir, environment_dirs = self._workdir(order), await self._environment_dirs(order)
-        return PreparedTask(workdir, environment_dirs, await asyncio.to_thread(self._checkpoint_dir, order))
+        workdir, environment_dirs = self._workdir(order, account), await self._environment_dirs(order, account)
+        return PreparedTask(workdir, environment_dirs, await asyncio.to_thread(self._checkpoint_dir, order, account))
 
     def is_quick(self, order: TaskOrder) -> bool:
         """True when `locate_quickly` can answer: nothing is shipped or built, no other machine's disk is touched."""
         return not (order.spec.tree or order.spec.requirements or order.checkpoint or self.folders.is_shared)
 
-    def locate_quickly(self, order: TaskOrder) -> PreparedTask:
+    def locate_quickly(self, order: TaskOrder, account: Account) -> PreparedTask:
         """As `locate`, without waiting, for orders that are quick."""
-        return PreparedTask(self._workdir(order), self._venv_dirs(order), self._checkpoint_dir(order))
+        return PreparedTask(self._workdir(order, account), self._venv_dirs(order), self._checkpoint_dir(order, account))
 
     async def _reach_rank_zero(self, order: TaskOrder) -> None:
         host, port = order.rendezvous_host, order.rendezvous_port
@@ -129,7 +132,7 @@ class Stager:
             remedy = "open the rendezvous ports between these nodes, or correct fabric_address"
             raise StagingFailed(TaskFailure.UNREACHABLE, f"{where}; {remedy}")
 
-    async def _bring_tree(self, order: TaskOrder) -> None:
+    async def _bring_tree(self, order: TaskOrder, account: Account) -> None:
         work = self._folder(order) / "work"
         if work.exists():
             return
@@ -140,7 +143,7 @@ class Stager:
                 tree = await asyncio.to_thread(Tree.from_bytes, await self._content(spec.tree))
                 with self.blobs.pinned(tree.blobs):
                     await self.fetcher.ensure(tree.blobs, sources)
-                    await asyncio.to_thread(self._unpack, tree, work)
+                    await asyncio.to_thread(self._unpack, tree, work, account)
         except (BlobError, BadTree) as error:
             failure = failure_of(error, TaskFailure.SYNC)
             raise StagingFailed(failure, f"files could not be brought to {order.node}: {error}") from error
@@ -148,10 +151,10 @@ class Stager:
             problem = f"files could not be unpacked on {order.node}: {error.strerror or error} ({work})"
             raise StagingFailed(failure_of(error, TaskFailure.SYNC), problem) from error
 
-    def _unpack(self, tree: Tree, work: Path) -> None:
+    def _unpack(self, tree: Tree, work: Path, account: Account) -> None:
         """Under another name until it is complete, so that a half-unpacked tree is never taken for a whole one."""
         draft = work.with_name(f"work.{secrets.token_hex(4)}")
-        Unpacker(self.blobs, self.account.uid, self.account.gid).unpack(tree, draft)
+        Unpacker(self.blobs, account.uid, account.gid).unpack(tree, draft)
         try:
             draft.rename(work)
         except OSError:
@@ -161,11 +164,11 @@ class Stager:
             return  # a part of the attempt that was cancelled has unpacked on
         os.utime(work.parent, ns=(time.time_ns(),) * 2)  # tells what was shipped from what the job writes
 
-    async def _build_environment(self, order: TaskOrder) -> None:
+    async def _build_environment(self, order: TaskOrder, account: Account) -> None:
         try:
             await self.fetcher.ensure([order.spec.requirements], _sources(order))
             text = await self._content(order.spec.requirements)
-            await self.environments.ensure(text, self.account, self.environments_in_use())
+            await self.environments.ensure(text, account, self.environments_in_use())
         except BlobError as error:
             failure = failure_of(error, TaskFailure.SYNC)
             raise StagingFailed(failure, f"requirements could not be brought to {order.node}: {error}") from error
@@ -182,7 +185,7 @@ class Stager:
         make_folder(folder, 0o711)
         return folder
 
-    def _workdir(self, order: TaskOrder) -> Path:
+    def _workdir(self, order: TaskOrder, account: Account) -> Path:
         spec = order.spec
         if spec.tree:
             workdir = self._folder(order) / "work" / spec.workdir.lstrip("/")
@@ -192,42 +195,42 @@ class Stager:
                 problem = f"working directory {spec.workdir!r} is relative, but no files were shipped"
                 raise StagingFailed(TaskFailure.SYNC, f"{problem}; give an absolute path on the nodes, or --sync")
         else:
-            return self._scratch(order)
+            return self._scratch(order, account)
         if not is_folder(workdir):
             problem = f"working directory {workdir} does not exist on {order.node}"
             remedy = "it is not in the shipped files" if spec.tree else "create it there, or ship files with --sync"
             raise StagingFailed(TaskFailure.SYNC, f"{problem}; {remedy}")
         return workdir
 
-    def _scratch(self, order: TaskOrder) -> Path:
+    def _scratch(self, order: TaskOrder, account: Account) -> Path:
         scratch = self._folder(order) / "work"
         if not scratch.exists():
             make_folder(scratch, 0o755)
-            if self.account.uid >= 0:
-                os.chown(scratch, self.account.uid, self.account.gid)
+            if account.uid >= 0:
+                os.chown(scratch, account.uid, account.gid)
         return scratch
 
-    async def _restore(self, order: TaskOrder) -> Path | None:
+    async def _restore(self, order: TaskOrder, account: Account) -> Path | None:
         try:
-            return await self.restorer.bring(order)
+            return await self.restorer.bring(order, account)
         except NotRestored as error:
             raise StagingFailed(failure_of(error.__cause__, TaskFailure.SYNC), str(error)) from error
 
-    def _checkpoint_dir(self, order: TaskOrder) -> Path:
+    def _checkpoint_dir(self, order: TaskOrder, account: Account) -> Path:
         try:
-            return self.folders.make(order.job_id, order.attempt)
+            return self.folders.make(order.job_id, order.attempt, account)
         except OSError as error:
             where = error.filename or self.folders.root
             problem = f"the checkpoint folder {where} cannot be made on {order.node}: {error.strerror or error}"
             remedy = "see that checkpoint_dir has room and that the agent may write and give away files there"
             raise StagingFailed(failure_of(error, TaskFailure.INTERNAL), f"{problem}; {remedy}") from error
 
-    async def _environment_dirs(self, order: TaskOrder) -> tuple[Path, ...]:
+    async def _environment_dirs(self, order: TaskOrder, account: Account) -> tuple[Path, ...]:
         if not order.spec.requirements:
             return self._venv_dirs(order)
         try:
             text = await self._content(order.spec.requirements)
-            built = self.environments.path(await self.environments.name_of(text))
+            built = self.environments.path(await self.environments.name_of(text, account))
         except (BlobError, EnvironmentFailed) as error:
             raise StagingFailed(TaskFailure.ENVIRONMENT, str(error)) from error
         if built is None:

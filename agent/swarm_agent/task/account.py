@@ -2,22 +2,54 @@
 
 import os
 import pwd
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
-from swarmsched.errors import ConfigError
+from swarmsched.errors import ConfigError, SwarmError
+from swarmsched.task import TaskOrder
+
+FALLBACK_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+class NoAccount(SwarmError):
+    """An order's task has no account to run as on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Whom a job runs as.  `uid` -1: the agent's own user, nothing is switched."""
+    """Whom a job runs as.  `uid` -1: the agent's own user, nothing is switched.
 
-    name: str
-    home: str
-    shell: str
+    Accounts with the same ids are the same.  `is_personal`: nothing that another account has built is used for it.
+    """
+
+    name: str = field(compare=False)
+    home: str = field(compare=False)
+    shell: str = field(compare=False)
     uid: int = -1
     gid: int = -1
     groups: tuple[int, ...] = ()
+    is_personal: bool = field(default=False, compare=False)
+
+
+class JobAccounts:
+    """The accounts of jobs: the one place that knows as whom a task runs.
+
+    Each task is looked up once, and one that outlives the agent keeps the ids that it was launched with.
+    """
+
+    def __init__(self, job_user: str) -> None:
+        """Raises `ConfigError` as `find_account` does."""
+        self._shared = find_account(job_user)
+
+    @property
+    def may_switch(self) -> bool:
+        """True where tasks may run as another account than the agent's."""
+        return self._shared.uid >= 0
+
+    def of(self, order: TaskOrder) -> Account:
+        """The account of an order's task: that of the setting `job_user`, whoever submitted it.  Raises `NoAccount`."""
+        return self._shared
 
 
 def find_account(job_user: str) -> Account:
@@ -53,6 +85,14 @@ def may_reach(path: Path, account: Account) -> bool:
         each.st_mode & (0o100 if each.st_uid == account.uid else 0o010 if each.st_gid in groups else 0o001)
         for each in found
     )
+
+
+@lru_cache(maxsize=256)
+def passable_path(path: str, account: Account) -> str:
+    """The folders of a PATH that an account can enter: those below root's home lead nowhere and tell of it."""
+    if account.uid < 0:
+        return path
+    return ":".join(folder for folder in path.split(":") if may_reach(Path(folder), account)) or FALLBACK_PATH
 
 
 def _own_account() -> Account:

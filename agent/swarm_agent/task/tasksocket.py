@@ -267,8 +267,8 @@ class TaskSocket:
 class TaskSockets:
     """The sockets of all tasks that run here."""
 
-    def __init__(self, folder: SocketFolder, account: Account) -> None:
-        self._folder, self._account = folder, account
+    def __init__(self, folder: SocketFolder) -> None:
+        self._folder = folder
         self._handlers: dict[str, Handler] = {}
         self._open: dict[TaskKey, TaskSocket] = {}
 
@@ -280,11 +280,11 @@ class TaskSockets:
         """Where the task's ranks find it."""
         return self._folder.of(key)
 
-    def open(self, key: TaskKey, token: str) -> None:
-        """Listen for a task.  Raises OSError."""
+    def open(self, key: TaskKey, token: str, account: Account) -> None:
+        """Listen for a task, for its account alone.  Raises OSError."""
         self.close(key)
         opened = TaskSocket(key, self.path(key), token, self._handlers)
-        opened.open(self._account)
+        opened.open(account)
         self._open[key] = opened
 
     def close(self, key: TaskKey) -> None:

@@ -124,7 +124,7 @@ async def test_a_build_that_hangs_is_ended_with_all_its_children(tmp_path: Path)
 async def test_a_build_goes_on_for_others_and_ends_with_the_last(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     envs, calls = store(tmp_path, wait=f"while [ ! -e {gate} ]; do sleep 0.01; done")
-    await envs.name_of(b"x\n")  # so that the second joins at once, and not after the first has gone
+    await envs.name_of(b"x\n", ACCOUNT)  # so that the second joins at once, and not after the first has gone
     first, second = (asyncio.ensure_future(envs.ensure(b"x\n", ACCOUNT)) for _ in range(2))
     async with asyncio.timeout(10.0):
         while not calls.exists() or not builds(calls):
@@ -185,7 +185,7 @@ async def test_who_asks_while_a_given_up_build_is_tidied_gets_one_of_its_own(tmp
 
 async def test_a_half_built_environment_of_an_earlier_life_is_built_again(tmp_path: Path) -> None:
     envs, calls = store(tmp_path)
-    left = tmp_path / "envs" / await envs.name_of(b"x\n")
+    left = tmp_path / "envs" / await envs.name_of(b"x\n", ACCOUNT)
     left.mkdir(parents=True)
     (left / "junk").touch()
     assert await envs.ensure(b"x\n", ACCOUNT) == left

@@ -10,14 +10,12 @@ from msgspec.structs import replace
 
 from swarm_agent.config import DEFAULT_ENV_ALLOW
 from swarm_agent.supervision.environment import (
-    FALLBACK_PATH,
     common_environment,
     inherited,
-    passable_path,
     process_ranks,
     rank_environment,
 )
-from swarm_agent.task.account import Account, find_account
+from swarm_agent.task.account import FALLBACK_PATH, Account, find_account, passable_path
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import BatchRange, GpuBatch
 from swarmsched.ids import NodeId

@@ -371,7 +371,7 @@ async def test_a_shim_without_a_lease_file_runs_without_limit(tmp_path: Path) ->
         order = make_order("sh", "-c", "echo up; exec sleep 600")
         bench.runner._tasks[TaskKey(order.job_id, 1)] = task = bench.runner._new_task(order)
         task.link.set_lease = lambda until_s: None
-        task.prepared = bench.runner._stager.locate_quickly(order)
+        task.prepared = bench.runner._stager.locate_quickly(order, bench.runner._found_account(task))
         bench.runner._launch(task)
         await bench.wait_for(TaskStarted)
         del task.link.set_lease

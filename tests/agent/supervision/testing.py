@@ -18,6 +18,7 @@ from swarm_agent.staging.fetch import StreamHandler
 from swarm_agent.supervision.forkserver import ForkServer
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.supervision.runner import TaskRunner
+from swarm_agent.task.account import JobAccounts
 from swarmsched.api import JobSpec
 from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Reply
 from swarmsched.errors import SwarmError
@@ -102,12 +103,13 @@ class Bench:
         node: str = "n1",
         logs: LogConfig | None = None,
         net: Network | None = None,
+        accounts: JobAccounts | None = None,
         **settings: Any,
     ) -> None:
         self.node = NodeId(node)
         self.agent = LoneAgent(self.node, data_dir, logs, net)
         self.config = AgentConfig(name=self.node, data_dir=data_dir, **{"limit_tasks": False, **settings})
-        self.runner = TaskRunner(self.config, self.config.fabric_host, self._post, self.agent)
+        self.runner = TaskRunner(self.config, self.config.fabric_host, self._post, self.agent, accounts)
         self.events: list[Event] = []
         self.found: tuple[TaskStatus, ...] = ()
         self._news = asyncio.Event()

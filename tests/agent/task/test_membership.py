@@ -294,10 +294,10 @@ async def test_requests_without_a_pause_are_refused(desk, monkeypatch) -> None:
 async def test_plans_come_through_the_task_socket(desk, tmp_path: Path) -> None:
     folder = SocketFolder(tmp_path)
     folder.path = tmp_path / "s"
-    sockets = TaskSockets(folder, Account("me", "/", "/bin/sh"))
+    sockets = TaskSockets(folder)
     sockets.on_request("member", desk.handle)
     sockets.start()
-    sockets.open(KEY, "secret")
+    sockets.open(KEY, "secret", Account("me", "/", "/bin/sh"))
     reader, writer = await asyncio.open_unix_connection(sockets.path(KEY))
     writer.write(json.dumps({"v": 1, "type": "member", "token": "secret"} | WHO).encode() + b"\n")
     await desk.wait(KEY, lambda known: "a" in known)

@@ -82,10 +82,10 @@ async def echo(key, request) -> dict:
 async def sockets(tmp_path: Path):
     folder = SocketFolder(tmp_path)
     folder.path = tmp_path / "s"
-    sockets = TaskSockets(folder, OWN)
+    sockets = TaskSockets(folder)
     sockets.on_request("echo", echo)
     sockets.start()
-    sockets.open(KEY, "secret")
+    sockets.open(KEY, "secret", OWN)
     yield sockets
     sockets.stop()
 
@@ -241,8 +241,8 @@ async def test_lines_of_one_task_have_a_turn_of_the_loop_each(sockets: TaskSocke
 async def test_a_task_that_has_spent_its_budget_waits_and_no_other(sockets: TaskSockets, monkeypatch) -> None:
     now_s = 0.0
     monkeypatch.setattr(tasksocket.Budget, "__init__", partialmethod(tasksocket.Budget.__init__, now=lambda: now_s))
-    sockets.open(KEY, "secret")
-    sockets.open(OTHER, "secret")
+    sockets.open(KEY, "secret", OWN)
+    sockets.open(OTHER, "secret", OWN)
     waits: list[float] = []
     sleep = asyncio.sleep
 
@@ -266,7 +266,7 @@ async def test_a_task_that_has_spent_its_budget_waits_and_no_other(sockets: Task
 async def test_a_minute_of_anything_leaves_nothing(sockets: TaskSockets, monkeypatch) -> None:
     """Connections that come and go, half lines, long ones, refused ones: they leave no memory and no connection."""
     monkeypatch.setattr(tasksocket, "UNITS_PER_SECOND", 1e9)
-    sockets.open(KEY, "secret")
+    sockets.open(KEY, "secret", OWN)
     lines = [*hostile_lines(4)]
 
     async def strike(line: bytes) -> None:
@@ -319,7 +319,7 @@ async def test_one_connection_too_many_is_refused_until_another_ends(sockets: Ta
 
 
 async def test_tasks_have_sockets_of_their_own(sockets: TaskSockets) -> None:
-    sockets.open(OTHER, "other")
+    sockets.open(OTHER, "other", OWN)
     assert sockets.path(KEY) != sockets.path(OTHER)
     client = await Client.open(sockets.path(OTHER))
     assert (await client.ask(token="other"))["key"] == list(OTHER)
@@ -340,7 +340,7 @@ async def test_the_next_agent_is_met_at_the_same_path(sockets: TaskSockets, clie
     sockets.stop()
     assert await client.is_closed()
     assert sockets.path(KEY).exists()
-    sockets.open(KEY, "secret")
+    sockets.open(KEY, "secret", OWN)
     again = await Client.open(sockets.path(KEY))
     assert (await again.ask())["ok"]
     again.close()
@@ -360,7 +360,7 @@ async def test_a_closed_socket_is_gone_and_strangers_are_swept(sockets: TaskSock
 async def test_closing_right_after_opening_leaves_nothing(sockets: TaskSockets) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
-        sockets.open(OTHER, "x")
+        sockets.open(OTHER, "x", OWN)
         sockets.close(OTHER)
     async with asyncio.timeout(10):
         while len(list(Path("/proc/self/fd").iterdir())) > before:
