@@ -4,7 +4,7 @@ from typing import Any
 
 from swarmsched.commands import Command
 from swarmsched.estimate import Estimate
-from swarmsched.fields import Value
+from swarmsched.fields import Job, Value
 from swarmsched.ids import Address, NodeId
 from swarmsched.resources import NodeResources
 from swarmsched.task import OfAttempt, OfTask, RankExit, TaskFailure, TaskOrder, TaskStatus
@@ -161,6 +161,15 @@ class DiskFilled(Value):
     shortage: str = ""
 
 
+class FilesAway(Value):
+    """Live jobs with records on this node whose shipped files no agent that can be reached has; told again and again.
+
+    A job that is named no more can be started again.
+    """
+
+    jobs: tuple[Job, ...] = ()
+
+
 class FoundTask(Value):
     """A task on this node's disk, with the order that it was started by and the UUIDs of the GPUs that it was given."""
 
@@ -207,6 +216,7 @@ Event = (
     | WorkLagged
     | DiskChanged
     | DiskFilled
+    | FilesAway
     | ResourcesRead
     | ClientCommandReceived
     | PlanComputed

@@ -187,7 +187,7 @@ async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
     stack.callback(agent.blobs.close)
     fabric_address, _ = await resolve((config.fabric_host, config.listen[1]), "fabric_address")
     agent.tasks = TaskRunner(config, fabric_address, agent.post, agent)
-    agent.files = HeldFiles(agent.blobs, agent, config.name, agent.node.records, agent.tasks.fetcher)
+    agent.files = HeldFiles(agent.blobs, agent, config.name, agent.node.records, agent.tasks.fetcher, agent.post)
     agent.telemetry = Telemetry(
         config,
         agent.post,

@@ -40,6 +40,7 @@ from swarmsched.negotiation.told import (
     ChangeWished,
     ClaimUnwanted,
     ClaimWished,
+    FilesLooked,
     FirstWritten,
     HoldersWished,
     LossDeclared,
@@ -113,6 +114,12 @@ def _on_timer(job: ShepherdState, told: TimerFired) -> Effects:
         effects += job.attempt.on_timer(now_s)
     effects += [*job.inquiry.on_timer(now_s), *job.suspicions.on_timer(record, now_s)]
     return [*effects, *job.settlement.on_timer(record, now_s), *job.claim.on_timer(record, now_s)]
+
+
+def _files_looked(job: ShepherdState, told: FilesLooked) -> Effects:
+    """A start without its files would fail, and starts that fail are counted: it rests, and others pass it."""
+    job.pacing.files_looked(job.now_s, is_away=told.is_away)
+    return []
 
 
 # Placement.
@@ -429,6 +436,7 @@ HEARD: Mapping[type, Callable[[ShepherdState, Any], Effects]] = {
     UpdateUncertain: _uncertain,
     UpdateRefused: _refused,
     TimerFired: _on_timer,
+    FilesLooked: _files_looked,
     StartWished: _start,
     ChangeWished: _change,
     NextPlaceTried: _next_place_tried,

@@ -17,6 +17,7 @@ BACKOFF_S_MAX = 2.0
 BACKOFF_ALONE_S = 0.2
 AVOID_NODE_S = 15.0  # doubled with each further failure there
 AVOID_NODE_S_MAX = 60.0
+FILES_AWAY_S = 30.0  # three times as long as it takes until that is told again
 ATTEMPTS_SKIPPED_MAX = 1_024
 STARVING_ATTEMPTS = 5
 RESTART_DELAY_S = 1.0  # doubled with each restart but the first, which comes at once
@@ -34,11 +35,17 @@ class Pacing:
         self.last_attempt = record.attempt  # that has begun: numbers are never used twice
         self.released = (0, 0)  # attempt, and part of it, up to which owners have said that they refuse holds
         self._skipped_attempts = 0
-        self.may_try_after_s = 0.0
+        self._may_try_after_s = 0.0
         self.avoided: dict[NodeId, float] = {}  # node -> until when
         self._avoidances: dict[NodeId, int] = {}  # how often it has failed there
         self._setbacks = 0
+        self._files_away_until_s = 0.0
         self.may_join_after_s = float("-inf")
+
+    @property
+    def may_try_after_s(self) -> float:
+        """Until when nothing new of it is begun."""
+        return max(self._may_try_after_s, self._files_away_until_s)
 
     @property
     def has_failed_often(self) -> bool:
@@ -74,7 +81,7 @@ class Pacing:
             # The owner does not tell up to which, being of 0.1.0: leap ahead instead of counting up.
             self._skipped_attempts = min(ATTEMPTS_SKIPPED_MAX, 2 * self._skipped_attempts + 1)
         if is_number_used or (was_alone and refusal is Refusal.DOES_NOT_FIT):
-            self.may_try_after_s = now_s + self._rng.uniform(0.0, BACKOFF_ALONE_S)
+            self._may_try_after_s = now_s + self._rng.uniform(0.0, BACKOFF_ALONE_S)
             return
         self._failed_attempts += 1
         self.back_off(now_s)
@@ -84,7 +91,11 @@ class Pacing:
     def back_off(self, now_s: float) -> None:
         """Wait for a moment that others do not wait for as well."""
         longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failed_attempts, 10))
-        self.may_try_after_s = now_s + self._rng.uniform(0.0, longest)
+        self._may_try_after_s = now_s + self._rng.uniform(0.0, longest)
+
+    def files_looked(self, now_s: float, *, is_away: bool) -> None:
+        """The files that the job ships can be had, or cannot for now."""
+        self._files_away_until_s = now_s + FILES_AWAY_S if is_away else 0.0
 
     def rests_until_s(self, now_s: float) -> float:
         """Until when no other attempt follows, where that is longer than rivals wait for one another; 0: it is not."""
@@ -104,7 +115,7 @@ class Pacing:
 
     def restarted(self, restarts: int, now_s: float) -> None:
         """The gang was given up, for that many times by now."""
-        self.may_try_after_s = now_s + (_delay_s(restarts - 2) if restarts > 1 else 0.0)
+        self._may_try_after_s = now_s + (_delay_s(restarts - 2) if restarts > 1 else 0.0)
 
     def set_back(self, now_s: float) -> None:
         """Newcomers of the running gang have failed, or members: those that fail together count once."""

@@ -57,6 +57,12 @@ class LossDeclared(Value):
     """An operator vouches for it that nothing is left on the nodes that do not answer."""
 
 
+class FilesLooked(Value):
+    """The files that the job ships can be had, or no agent that can be reached has them; the latter is told again."""
+
+    is_away: bool
+
+
 # What placement decides.
 
 

@@ -10,7 +10,7 @@ from swarmsched.authority.message import SilenceAnswer
 from swarmsched.clock import Clock
 from swarmsched.effects import Announce, ReplyToClient, SendPeer
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.events import PeerMessageReceived, PeerSendFailed, PlanComputed, PlanFailed, TimerFired
+from swarmsched.events import FilesAway, PeerMessageReceived, PeerSendFailed, PlanComputed, PlanFailed, TimerFired
 from swarmsched.facts import Awoke, CapacityChanged, JobChanged, JobClosed, NodeChanged, SettingChanged
 from swarmsched.gossip.member import MemberChanged, MemberStatus
 from swarmsched.gossip.state import StatePlane
@@ -40,7 +40,7 @@ from swarmsched.ledger.message import (
 from swarmsched.negotiation.gang import dismissal, heard
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.shepherd import JobShepherd
-from swarmsched.negotiation.told import MakeRoom, NodeReturned, NodeSilent, SteppedDown
+from swarmsched.negotiation.told import FilesLooked, MakeRoom, NodeReturned, NodeSilent, SteppedDown
 from swarmsched.node.publication import STATE_TRAFFIC
 from swarmsched.node.resources import Resources
 from swarmsched.resources import Free
@@ -71,6 +71,7 @@ class Jobs:
             TimerFired: self._on_timer,
             PlanComputed: self._plan_computed,
             PlanFailed: self._plan_failed,
+            FilesAway: self._files_away,
             Awoke: self._awoke,
             MemberChanged: self._member_changed,
             SettingChanged: self._setting_changed,
@@ -134,6 +135,14 @@ class Jobs:
         command = event.message
         shepherd = self._shepherds.jobs.get(command.job_id) if isinstance(command, OwnerCommand) else None
         return shepherd.step(event, clock) if shepherd is not None else []
+
+    def _files_away(self, event: FilesAway, clock: Clock) -> Iterable[NodeEffect]:
+        effects: list[NodeEffect] = []
+        for job_id, is_away in self._shepherds.files_away(event.jobs, clock.now_s):
+            effects += self._shepherds.jobs[job_id].step(FilesLooked(is_away), clock)
+            if not is_away:
+                self._placement.look_soon(clock.now_s)
+        return effects
 
     def _plan_computed(self, event: PlanComputed, clock: Clock) -> Iterable[NodeEffect]:
         told = self._placement.plan_computed(event.plan, clock)

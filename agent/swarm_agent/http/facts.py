@@ -116,6 +116,10 @@ class AgentFacts:
         assert report is not None, "asked for a job that is here"
         return report
 
+    def has_no_files(self, job_id: JobId) -> bool:
+        """True for a live job with a record here whose files no agent has that can be reached."""
+        return self._agent.files.is_away(job_id)
+
     def trail(self, job_id: JobId) -> Sequence[TrailStep]:
         """What the shepherd of a job that this agent acts for was told last; nothing of any other job."""
         return self._agent.node.trail(job_id)

@@ -234,9 +234,12 @@ def why_document(record: JobRecord, facts: AgentFacts) -> Document:
 
 
 def _report(record: JobRecord, facts: AgentFacts) -> WhyReport:
-    """As the policy explains it, behind what no policy can help: that too many of the job's holders are gone."""
+    """As the policy explains it, behind what no policy can help: its files are away, or too many of its holders."""
     report, configuration = facts.why(record.job_id), record.configuration
     attendance = facts.attendance_at(configuration)
+    if record.state is JobState.QUEUED and facts.has_no_files(record.job_id):
+        took = f" ({', '.join(record.spec.blob_sources)} took them)" if record.spec.blob_sources else ""
+        report = replace(report, reason=f"no agent that can be reached has its files{took}")
     if record.is_ended or attendance.has_majority(configuration):
         return report
     holders = [holder.node for holder in configuration.members]

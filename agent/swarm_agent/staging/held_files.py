@@ -13,13 +13,15 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from swarm_agent.room import room_for_others
-from swarm_agent.staging.blobs import BlobError, BlobStore
+from swarm_agent.staging.blobs import BlobError, BlobStore, NotStored, TooLarge
 from swarm_agent.staging.fetch import BATCH, BlobFetcher, PeerStreams
 from swarmsched.api import JobSpec
 from swarmsched.errors import SwarmError
+from swarmsched.events import FilesAway
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 from swarmsched.tree import BadTree, Tree
@@ -28,7 +30,9 @@ LOOK_INTERVAL_S = 0.5
 VERIFY_INTERVAL_S = 300.0  # for what somebody else has removed from the store
 PIECE_BYTES = 16 * 2**20
 SHARE_OF_CACHE = 0.5  # the rest is for what tasks of this node need, and for uploads
-RETRY_S, RETRY_S_MAX = 5.0, 60.0  # doubled with each failure
+RETRY_S, RETRY_S_MAX = 0.5, 60.0  # doubled with each failure
+FAILURES_LEAST = 2  # in a row, before it counts: one source may have been busy
+TOLD_EVERY_S = 10.0  # to the core, whose shepherds change
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,8 @@ class _Parcel:
     verify_s: float = field(default_factory=lambda: time.monotonic() + VERIFY_INTERVAL_S)
     retry_s: float = 0.0
     failures: int = 0  # since the last piece came
+    tried: frozenset[NodeId] = frozenset()  # sources that were alive then
+    is_refused: bool = False  # by this node, which has no room for it: others may have it all the same
 
     @property
     def is_whole(self) -> bool:
@@ -69,6 +75,10 @@ class _Parcel:
         self.missing_bytes = sum(self.blobs[digest] for digest in self.missing)
 
 
+class NotKept(BlobError):
+    """This node has no room for what only others may need."""
+
+
 class HeldFiles:
     """Brings and keeps the files of live jobs whose records are on this node.  Belongs to the loop's thread."""
 
@@ -79,14 +89,17 @@ class HeldFiles:
         node_id: NodeId,
         records: Callable[[], Mapping[JobId, JobRecord]],
         of_tasks: BlobFetcher,
+        post: Callable[[FilesAway], None],
     ) -> None:
         self._blobs, self._peers, self._node_id, self._records = blobs, peers, node_id, records
-        self._of_tasks = of_tasks
+        self._of_tasks, self._post = of_tasks, post
         # Of its own: what is kept for others must not make a task of this node wait.
         self._fetcher = BlobFetcher(blobs, peers, node_id)
         self._parcels: dict[str, _Parcel] = {}
         self._pins: Counter[str] = Counter()  # of blobs: in how many parcels each is
         self._held_bytes = 0
+        self._away: tuple[JobId, ...] = ()  # jobs whose files cannot be had, as the core was told last
+        self._told_s = 0.0
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -103,6 +116,10 @@ class HeldFiles:
         """True when all files of a job whose record is here are on this node."""
         parcels = [self._parcels.get(digest) for digest in _digests(spec)]
         return all(parcel is not None and parcel.is_whole for parcel in parcels)
+
+    def is_away(self, job_id: JobId) -> bool:
+        """True for a live job with a record here whose files no agent has that can be reached."""
+        return job_id in self._away
 
     @property
     def held_bytes(self) -> int:
@@ -129,6 +146,21 @@ class HeldFiles:
         while (parcel := self._next()) is not None:
             await self._bring_piece(parcel)
             self._follow()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Name the jobs of which a start would fail, wherever it were tried."""
+        alive, now_s = set(self._peers.live_peers()), time.monotonic()
+        lost = {digest for digest, parcel in self._parcels.items() if _is_away(parcel, alive)}
+        records = self._records() if lost else {}
+        away = tuple(
+            job_id
+            for job_id, record in records.items()
+            if not record.is_ended and not lost.isdisjoint(_digests(record.spec))
+        )
+        if away != self._away or (away and now_s >= self._told_s + TOLD_EVERY_S):
+            self._away, self._told_s = away, now_s
+            self._post(FilesAway(away))
 
     def _follow(self) -> None:
         """Take up what live jobs need, and let go of what none needs any more."""
@@ -155,7 +187,7 @@ class HeldFiles:
             parcel
             for parcel in self._parcels.values()
             if not parcel.is_whole
-            and parcel.retry_s <= now_s
+            and (parcel.retry_s <= now_s or not parcel.tried.issuperset(alive.intersection(parcel.sources)))
             and not alive.isdisjoint(parcel.sources)
             and not self._of_tasks.is_bringing(parcel.missing[-1:] or (parcel.digest,))
         ]
@@ -174,9 +206,9 @@ class HeldFiles:
                 del parcel.missing[-len(piece) :]
                 parcel.missing_bytes -= size_bytes
         except (SwarmError, BadTree, OSError) as error:
-            self._failed(parcel, error)
+            self._failed(parcel, error, sources)
         else:
-            parcel.failures = 0
+            parcel.failures, parcel.is_refused = 0, False
 
     async def _open(self, parcel: _Parcel, sources: list[NodeId]) -> None:
         """Learn what belongs to it, and pin that; raises where this node has no room for it."""
@@ -193,7 +225,7 @@ class HeldFiles:
             limit_bytes = int(SHARE_OF_CACHE * self._blobs.limit_bytes)
             if self._held_bytes + new_bytes > limit_bytes:
                 told = f"{new_bytes} bytes more than the {self._held_bytes} that are kept for live jobs"
-                raise BlobError(parcel.digest, f"{told} are beyond {limit_bytes}, half of blob_cache_bytes_max")
+                raise NotKept(parcel.digest, f"{told} are beyond {limit_bytes}, half of blob_cache_bytes_max")
             missing = await asyncio.to_thread(self._blobs.missing, tuple(blobs))
             await self._make_room(sum(blobs[digest] for digest in missing))
             if self._parcels.get(parcel.digest) is parcel:  # else its last job has ended meanwhile
@@ -216,14 +248,15 @@ class HeldFiles:
         while (lacking := size_bytes - (room_bytes := room_for_others(self._blobs.directory))) > 0:
             if not self._blobs.shed(lacking):
                 problem = f"{size_bytes} bytes do not fit into the {max(0, room_bytes)} that this node has for others"
-                raise BlobError("", problem)
+                raise NotKept("", problem)
             await asyncio.sleep(0)
 
-    def _failed(self, parcel: _Parcel, error: Exception) -> None:
+    def _failed(self, parcel: _Parcel, error: Exception, sources: Iterable[NodeId]) -> None:
         if not parcel.failures:
             log.warning("files of a live job are not kept here digest=%s error=%s", parcel.digest[:12], error)
         parcel.retry_s = time.monotonic() + min(RETRY_S_MAX, RETRY_S * 2**parcel.failures)
-        parcel.failures += 1
+        parcel.failures, parcel.tried = parcel.failures + 1, frozenset(sources)
+        parcel.is_refused = isinstance(error, NotKept | NotStored | TooLarge | OSError)
 
     def _pin(self, blobs: Mapping[str, int]) -> None:
         new = [digest for digest in blobs if not self._pins[digest]]
@@ -240,6 +273,13 @@ class HeldFiles:
             del self._pins[digest]
         self._held_bytes -= sum(blobs[digest] for digest in old)
         self._blobs.unpin(old)
+
+
+def _is_away(parcel: _Parcel, alive: AbstractSet[NodeId]) -> bool:
+    """True for what is not here, and what nobody has who can be asked."""
+    if parcel.is_whole or parcel.is_refused:
+        return False
+    return parcel.failures >= FAILURES_LEAST or alive.isdisjoint(parcel.sources)
 
 
 def sources_of(spec: JobSpec, holders: Iterable[NodeId]) -> tuple[NodeId, ...]:

@@ -35,6 +35,8 @@ class Shepherds:
         self.live: dict[JobId, None] = {}  # those that change while they train
         self.stoppable: dict[JobId, None] = {}  # those that may be ended for others
         self.misfits: dict[JobId, None] = {}  # those that are to have another size than they have
+        self._without_files: tuple[JobId, ...] = ()  # that nobody has who can be reached; of jobs of others as well
+        self._files_told_s = float("-inf")
         self.window: Window[JobId] = Window()  # of attempts that wait for their owners and holders
         self.update_ids: Iterator[int] = count(1)  # of register updates, unique within this agent's life
         self._views = OwnViews()
@@ -52,10 +54,18 @@ class Shepherds:
             estimate = self._cluster.prior(record.spec)
         ours = (self._me, self._rng, self.update_ids, self._parts, self.stir, self.window, self._cluster.could_take)
         shepherd = JobShepherd(record, *ours, estimate)
+        if record.job_id in self._without_files:
+            shepherd.pacing.files_looked(self._files_told_s, is_away=True)
         self.jobs[record.job_id] = shepherd
         self._sort(shepherd)
         self.stir(record.job_id)
         return shepherd
+
+    def files_away(self, job_ids: Sequence[JobId], now_s: float) -> list[tuple[JobId, bool]]:
+        """The files of these jobs alone cannot be had: jobs of ours that are to hear whether theirs are among them."""
+        back = [job_id for job_id in self._without_files if job_id not in job_ids]
+        self._without_files, self._files_told_s = tuple(job_ids), now_s
+        return [(job_id, job_id in job_ids) for job_id in (*job_ids, *back) if job_id in self.jobs]
 
     def _sort(self, job: JobShepherd) -> bool:
         """Note of which sorts a job is by its record; true if it has come to be of one."""

@@ -221,6 +221,16 @@ async def test_why_says_first_that_too_few_holders_are_left_to_decide(n1, swarm)
     assert (running.startswith(lost), running.endswith("; needs 4 GPUs, 1 free")) == (True, True)
 
 
+async def test_why_says_first_that_nobody_has_the_files_of_a_job_that_waits(n1):
+    spec = JobSpec(("true",), tree="a" * 64, blob_sources=(NodeId("n9"),))
+    n1.agent.put(a_record(ALPHA, "n1", spec=spec))
+    n1.agent.put(a_record(BETA, "n1", spec=spec, nodes=(("n1", 2),), state=JobState.RUNNING))
+    n1.agent.without_files |= {ALPHA, BETA}
+    summary = (await n1.get(f"/v1/jobs/{ALPHA}/why"))["summary"]
+    assert summary == "no agent that can be reached has its files (n9 took them)"
+    assert (await n1.get(f"/v1/jobs/{BETA}/why"))["summary"] == "needs 4 GPUs, 1 free"
+
+
 async def test_why_counts_what_is_free_where_the_job_may_run(n1):
     n1.agent.put(a_record(ALPHA, "n1", spec=JobSpec(command=("true",), nodes=(NodeId("n2"), NodeId("n3")))))
     n1.agent.put(a_record(BETA, "n1", spec=JobSpec(command=("true",), exclude=(NodeId("n2"), NodeId("n3")))))

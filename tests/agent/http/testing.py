@@ -108,6 +108,7 @@ class AgentWithoutCore(AgentFacts):
         self.known_reports: dict[TaskKey, Reported] = {}
         self.known_cards: list[JobView] = []
         self.known_places: dict[JobId, Location] = {}
+        self.without_files: set[JobId] = set()
         self.kept_trees: set[str] = set()
         self.kept_folders: dict[JobId, list[KeptFolder]] = {}
         self.policy = (PolicySetting("fifo", {}, Elasticity.ADVISE), 1)
@@ -271,6 +272,9 @@ class AgentWithoutCore(AgentFacts):
     def speed_question(self, job_id: JobId) -> SpeedQuestion | None:
         """As set by the test."""
         return self.questions.get(job_id)
+
+    def has_no_files(self, job_id: JobId) -> bool:
+        return job_id in self.without_files
 
     def size_reason(self, record: JobRecord) -> str:
         """For jobs of which there is a question."""

@@ -17,6 +17,7 @@ from swarm_agent.staging.fetch import BlobFetcher
 from swarm_agent.staging.held_files import HeldFiles
 from swarmsched.api import JobSpec, JobState
 from swarmsched.errors import AgentUnreachable
+from swarmsched.events import FilesAway
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 from swarmsched.tree import EntryKind, Tree, TreeEntry
@@ -36,9 +37,10 @@ class HoldingAgent(LoneAgent):
         self.blobs.load()
         self.net = net
         self.records: dict[JobId, JobRecord] = {}
+        self.told: list[FilesAway] = []
         self.fetcher = BlobFetcher(self.blobs, self, self.node_id)
         self.fetcher.serve()
-        self.files = HeldFiles(self.blobs, self, self.node_id, lambda: self.records, self.fetcher)
+        self.files = HeldFiles(self.blobs, self, self.node_id, lambda: self.records, self.fetcher, self.told.append)
         self.asked: list[tuple[NodeId, int]] = []
         self.dies_after = 2**30  # answers
 
@@ -318,3 +320,47 @@ async def test_files_follow_the_records_in_the_background(swarm: list[HoldingAge
         while not n2.files.has(job.spec):
             await asyncio.sleep(0.01)
     await n2.files.stop()
+
+
+async def test_jobs_whose_files_nobody_has_are_named_to_the_core_until_a_source_is_back(
+    swarm: list[HoldingAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n1, n2, _ = swarm
+    job = decide(make_job(await n1.ship({"a": b"a"})), n2)
+    n1.kill()
+    await n2.files.look()
+    assert (n2.told, n2.files.is_away(job.job_id)) == ([], False), "one source may have been busy"
+    try_again(n2)
+    await n2.files.look()
+    await n2.files.look()
+    assert n2.told == [FilesAway((job.job_id,))]
+    assert n2.files.is_away(job.job_id)
+    monkeypatch.setattr(held_files, "TOLD_EVERY_S", 0.0)
+    await n2.files.look()
+    assert n2.told == [FilesAway((job.job_id,))] * 2
+    n2.net.agents[n1.node_id] = n1
+    await n2.files.look()  # it is asked at once
+    assert n2.told[2:] == [FilesAway()]
+    assert not n2.files.is_away(job.job_id)
+
+
+async def test_files_for_which_this_node_has_no_room_may_be_elsewhere(
+    swarm: list[HoldingAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n1, n2, _ = swarm
+    decide(make_job(await n1.ship({"a": b"a"})), n2)
+    monkeypatch.setattr(held_files, "room_for_others", lambda folder: 0)
+    for _ in range(3):
+        await n2.files.look()
+        try_again(n2)
+    n1.kill()
+    await n2.files.look()
+    assert (n2.files.incomplete_count, n2.told) == (1, [])
+
+
+async def test_a_swarm_of_one_is_told_nothing(tmp_path: Path) -> None:
+    alone = HoldingAgent("n1", tmp_path, Network())
+    decide(make_job(await alone.ship({"a": b"a"})), alone)
+    for _ in range(3):
+        await alone.files.look()
+    assert alone.told == []
