@@ -37,10 +37,14 @@ Version = Annotated[str, Meta(extra_json_schema={"const": API_VERSION})]
 
 
 class MemberDocument(msgspec.Struct, kw_only=True):
-    """A member of the swarm as the agent that answers sees it."""
+    """A member of the swarm as the agent that answers sees it.
+
+    `address` is where people ask it, `peer_address` where other agents dial it, mostly the same.
+    """
 
     name: str
     address: str
+    peer_address: str = ""
     status: Annotated[str, value_of("MemberStatus")]
     generation: Count
     incarnation: Count

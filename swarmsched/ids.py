@@ -61,6 +61,13 @@ class Place(NamedTuple):
 Address = tuple[str, int]
 """(IP address, port) of an agent; UDP and TCP share the number."""
 
+
+def address_text(address: Address) -> str:
+    """`HOST:PORT`, IPv6 in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 JOB_ID_LENGTH = 26
 TIME_LENGTH = 10

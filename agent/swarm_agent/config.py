@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from swarm_agent import setting
 from swarmsched.api import nearest
 from swarmsched.errors import ConfigError
-from swarmsched.ids import Address, NodeId
+from swarmsched.ids import Address, NodeId, address_text
 from swarmsched.task import RENDEZVOUS_PORTS_PER_GPU
 
 DEFAULT_FILE = Path("/etc/swarm/agent.toml")
@@ -58,6 +58,8 @@ DEFAULT_ENV_ALLOW = (
 )
 """Variables of the agent that a job inherits; a trailing '*' matches any ending."""
 
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  # compared, not bound
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -85,6 +87,14 @@ class AgentConfig:
     )
     listen: Address = _key(setting.address, ("127.0.0.1", DEFAULT_PORT), "address for gossip (UDP) and HTTP (TCP)")
     advertise: Address | None = _key(setting.address, None, "address that other agents dial (default: listen)")
+    people_listen: Address | None = _key(
+        setting.address,
+        None,
+        "address of the HTTP API alone; listen is then for agents alone (default: both at listen)",
+    )
+    people_socket: Path | None = _key(
+        setting.optional_path, None, "Unix socket for the HTTP API as well, open to every account here (default: none)"
+    )
     seeds: tuple[Address, ...] = _key(setting.several(setting.address), (), "addresses of agents to join")
     cluster_label: str = _key(setting.node_name, "swarm", "name of the swarm; agents of another label are refused")
     cluster_key_file: Path | None = _key(setting.optional_path, None, "file with the swarm's key, mode 0600 or 0640")
@@ -180,6 +190,14 @@ class AgentConfig:
         return self.advertise or self.listen
 
     @property
+    def people_advertised(self) -> Address | None:
+        """Where people ask, if that is not where peers do; the host may still be a name."""
+        if self.people_listen is None:
+            return None
+        host, port = self.people_listen
+        return (self.advertised[0] if host in WILDCARDS else host, port)
+
+    @property
     def fabric_host(self) -> str:
         """Where rank 0 of a job listens."""
         return self.fabric_address or self.advertised[0]
@@ -188,11 +206,6 @@ class AgentConfig:
     def checkpoint_root(self) -> Path:
         """Where jobs write their checkpoints."""
         return self.checkpoint_dir or self.data_dir / "checkpoints"
-
-    @property
-    def is_exposed(self) -> bool:
-        """True when others than this machine can reach the agent."""
-        return not is_loopback(self.listen[0])
 
     @property
     def rendezvous_range(self) -> tuple[int, int]:
@@ -208,22 +221,22 @@ class AgentConfig:
 
     def _check_addresses(self) -> None:
         host = self.advertised[0]
-        if host in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+        if host in WILDCARDS:
             remedy = f'add for example advertise = "10.0.0.5:{self.listen[1]}"'
             raise ConfigError("advertise", f"is needed when listen is {host}: peers cannot dial that", remedy)
+        if self.people_listen and _overlap(self.people_listen, self.listen):
+            remedy = f"choose another port, or leave people_listen out: then both are served at port {self.listen[1]}"
+            raise ConfigError("people_listen", "is the address of agents, which is listen", remedy)
 
     def _check_exposure(self) -> None:
-        if not self.is_exposed:
-            return
-        where = f"{self.listen[0]} can be reached by other machines"
-        if self.cluster_key_file is None:
-            remedy = (
-                "make one with: (umask 077; swarm-agent --generate-key > /etc/swarm/cluster.key), copy it to all nodes"
-            )
-            raise ConfigError("cluster_key_file", f"is needed because {where}", remedy)
-        if self.token_file is None:
-            remedy = "make one with: (umask 077; swarm-agent --generate-key > /etc/swarm/token), copy it to all nodes"
-            raise ConfigError("token_file", f"is needed because {where}", remedy)
+        for door, address in (("listen", self.listen), ("people_listen", self.people_listen)):
+            if address is None or is_loopback(address[0]):
+                continue
+            where = f"{address[0]} can be reached by other machines"
+            for key, file in (("cluster_key_file", "cluster.key"), ("token_file", "token")):
+                if getattr(self, key) is None and (door == "listen" or key == "token_file"):
+                    make = f"(umask 077; swarm-agent --generate-key > /etc/swarm/{file})"
+                    raise ConfigError(key, f"is needed because {where}", f"make one with: {make}, copy it to all nodes")
 
     def _check_ports(self) -> None:
         if self.rendezvous_ports is None:
@@ -233,8 +246,12 @@ class AgentConfig:
         if first <= high and last >= low:
             problem = f"{first}-{last} overlaps the kernel's ephemeral ports {low}-{high}, which any program may take"
             raise ConfigError("rendezvous_ports", problem, f"choose ports below {low} or above {high}")
-        if first <= self.listen[1] <= last:
+        if any(first <= address[1] <= last for address in (self.listen, self.people_listen or self.listen)):
             raise ConfigError("rendezvous_ports", f"{first}-{last} holds the agent's own port", "choose another range")
+
+
+def _overlap(one: Address, other: Address) -> bool:
+    return one[1] == other[1] and (one[0] == other[0] or not {one[0], other[0]}.isdisjoint(WILDCARDS))
 
 
 def load_config(
@@ -295,7 +312,7 @@ def _recheck(key: str, value: object, read: Reader) -> None:
 def _as_written(value: object) -> object:
     match value:
         case (str(host), int(port)):
-            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            return address_text((host, port))
         case (int(first), int(last)):
             return f"{first}-{last}"
         case tuple():

@@ -5,15 +5,19 @@ answers.  Going down ends no job: the shims go on, and the next agent on this da
 """
 
 import asyncio
+import errno
 import logging
 import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
+from ssl import SSLContext
 
 from aiohttp import web
 
@@ -21,6 +25,7 @@ from swarm_agent import metrics
 from swarm_agent.agent import Agent
 from swarm_agent.config import AgentConfig
 from swarm_agent.faults import Faults
+from swarm_agent.http.app import Door
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.server import build_api
 from swarm_agent.installed import entry_points_of, software_version
@@ -39,7 +44,7 @@ from swarmsched.errors import ConfigError, StorageError
 from swarmsched.events import TasksFound
 from swarmsched.gossip.membership import GENERATION_LEAD_MAX
 from swarmsched.gossip.setting import SETTING_ROOM
-from swarmsched.ids import Address
+from swarmsched.ids import Address, address_text
 from swarmsched.ledger.booking import BookingState, LedgerEntry
 from swarmsched.node import Node, NodeConfig, Restored
 from swarmsched.node.protocol import PEER_CODEC
@@ -53,6 +58,15 @@ DRAIN_S = 3.0  # for requests under way when the agent stops
 UNANSWERED_STATES = ("starting", "stale", "failed")
 
 log = logging.getLogger("swarm.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDoor:
+    """A listener, whom it serves, and the TLS that it speaks, if any."""
+
+    listener: socket.socket
+    door: Door
+    tls: SSLContext | None = None
 
 
 @asynccontextmanager
@@ -74,11 +88,12 @@ async def running_agent(config: AgentConfig, faults: Faults | None = None) -> As
             config.data_dir / DATABASE_FILE, label=config.cluster_label, node=config.name, keys=secrets.keyring
         )
         stack.callback(store.close)
-        listener = _bind(await resolve(config.listen, "listen"))
-        stack.callback(listener.close)
+        doors = await _bind_doors(config)
+        for each in doors:
+            stack.callback(each.listener.close)
         agent = await _build(config, secrets, store, faults or Faults())
         await _connect(agent, stack)
-        await _serve(agent, listener, stack)
+        await _serve(agent, doors, stack)
         agent.driver.start()
         stack.push_async_callback(_stop_driver, agent)
         _log_start(agent, is_log_lost=store.is_log_lost)
@@ -123,6 +138,7 @@ async def _build(config: AgentConfig, secrets: Secrets, store: Store, faults: Fa
         is_witness=config.witness,
         packet_bytes=config.packet_bytes_max,
         zone=config.zone,
+        api_address=address_text(config.people_advertised) if config.people_advertised else "",
     )
     node = _restore(node_config, store)
     keyring = Keyring(secrets.keyring[0], secrets.keyring[1:])
@@ -220,28 +236,31 @@ def _leased_gpus(entries: Iterable[LedgerEntry]) -> set[str]:
     return {uuid for entry in entries if entry.state is BookingState.LEASED for uuid in entry.gpus}
 
 
-async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -> None:
+async def _serve(agent: Agent, doors: Sequence[OpenDoor], stack: AsyncExitStack) -> None:
     observed = metrics.OBSERVED
     agent.on_announce(observed.observe_announce)
     observed.watch_driver(agent.driver)
     observed.watch_planner(agent.planner)
-    app = build_api(agent, AgentFacts(agent), agent.secrets.tokens, partial(metrics.render, agent))
-    agent.channel.add_routes(app)
-    agent.rpc.add_routes(app)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        auto_decompress=False,  # packed bodies are refused, and that takes reading them
-        keepalive_timeout=KEEP_ALIVE_S,
-        shutdown_timeout=DRAIN_S,
-    )
-    app[ARRIVALS] = agent.arrivals
-    await runner.setup()
-    assert runner.server is not None, "it is set up"
-    app[ARRIVALS].watch(runner.server)
-    stack.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, listener, backlog=BACKLOG).start()
+    api = build_api(agent, AgentFacts(agent), agent.secrets.tokens, partial(metrics.render, agent))
+    for each in doors:
+        app = api.make_app(each.door)
+        if each.door is not Door.PEOPLE:
+            agent.channel.add_routes(app)
+            agent.rpc.add_routes(app)
+        app[ARRIVALS] = agent.arrivals
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            auto_decompress=False,  # packed bodies are refused, and that takes reading them
+            keepalive_timeout=KEEP_ALIVE_S,
+            shutdown_timeout=DRAIN_S,
+        )
+        await runner.setup()
+        assert runner.server is not None, "it is set up"
+        agent.arrivals.watch(runner.server)
+        stack.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, each.listener, backlog=BACKLOG, ssl_context=each.tls).start()
 
 
 async def _stop_driver(agent: Agent) -> None:
@@ -249,8 +268,27 @@ async def _stop_driver(agent: Agent) -> None:
         log.error("stopped with unwritten effects: the disk refused to the end; none of them was acknowledged")
 
 
-def _bind(address: Address) -> socket.socket:
-    """The TCP socket of the API; bound before anything is sent, so that a port in use costs nothing."""
+async def _bind_doors(config: AgentConfig) -> list[OpenDoor]:
+    """The sockets of the API and of peers; bound before anything is sent, so that a port in use costs nothing."""
+    async with AsyncExitStack() as stack:
+        found: list[OpenDoor] = []
+
+        def opened(listener: socket.socket, door: Door) -> None:
+            stack.callback(listener.close)
+            found.append(OpenDoor(listener, door))
+
+        is_apart = config.people_listen is not None
+        opened(_bind(await resolve(config.listen, "listen"), "listen"), Door.PEERS if is_apart else Door.BOTH)
+        if config.people_listen is not None:
+            address = await resolve(config.people_listen, "people_listen")
+            opened(_bind(address, "people_listen"), Door.PEOPLE)
+        if config.people_socket is not None:
+            opened(_bind_unix(config.people_socket), Door.PEOPLE)
+        stack.pop_all()
+    return found
+
+
+def _bind(address: Address, setting: str) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -259,15 +297,33 @@ def _bind(address: Address) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise _bind_error(address, "TCP", error) from error
+        raise _bind_error(address, "TCP", error, setting) from error
     sock.setblocking(False)
     return sock
 
 
-def _bind_error(address: Address, protocol: str, error: OSError) -> ConfigError:
+def _bind_unix(path: Path) -> socket.socket:
+    """A Unix socket that every account may connect to, in the place of one that an earlier life left."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            if not sock.connect_ex(str(path)):
+                raise OSError(errno.EADDRINUSE, "another agent listens there")
+            path.unlink()
+        sock.bind(str(path))
+        path.chmod(0o666)
+    except OSError as error:
+        sock.close()
+        remedy = "create its folder, or choose another path, of at most 107 bytes"
+        raise ConfigError("people_socket", f"cannot use {path}: {error.strerror or error}", remedy) from error
+    sock.setblocking(False)
+    return sock
+
+
+def _bind_error(address: Address, protocol: str, error: OSError, setting: str = "listen") -> ConfigError:
     place = f"{address[0]}:{address[1]} ({protocol})"
-    remedy = f"see who has it with: ss -lnp 'sport = :{address[1]}', or set another listen"
-    return ConfigError("listen", f"cannot use {place}: {error.strerror or error}", remedy)
+    remedy = f"see who has it with: ss -lnp 'sport = :{address[1]}', or set another {setting}"
+    return ConfigError(setting, f"cannot use {place}: {error.strerror or error}", remedy)
 
 
 def _add_readiness(agent: Agent) -> None:

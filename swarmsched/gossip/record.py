@@ -22,6 +22,7 @@ RECORD_BYTES_LIMIT = 512
 RECORDS_REMEMBERED = 1_024
 GPUS_LIMIT = 64
 ZONE_LENGTH = 16
+API_ADDRESS_LENGTH = 264  # of a name of 255, brackets and a port
 DRAIN_REASON_LENGTH = 64  # told to all nodes; the whole text stays on the node that drains
 AVOIDED_REASON_LENGTH = 120
 
@@ -79,6 +80,7 @@ class NodeRecord(Value):
     drain_reason: Annotated[str, Meta(max_length=DRAIN_REASON_LENGTH)] = ""
     avoided_reason: Annotated[str, Meta(max_length=AVOIDED_REASON_LENGTH)] = ""
     labels: Labels = ()
+    api_address: Annotated[str, Meta(max_length=API_ADDRESS_LENGTH)] = ""  # where people ask; "": where peers do
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -55,6 +55,7 @@ class NodeConfig:
     is_witness: bool = False  # holds records and votes; runs, places and shepherds nothing
     retained_jobs: int = RETAINED_JOBS  # ended jobs whose records are kept; the oldest go first
     zone: str = ""  # what fails together with this node has the same; holders of a job are sought in different ones
+    api_address: str = ""  # where people ask this node, if it is not where peers do
     timings: Timings = Timings()
 
     @classmethod
@@ -73,6 +74,7 @@ class NodeConfig:
         packet_bytes: int = PACKET_BYTES,
         retained_jobs: int = RETAINED_JOBS,
         zone: str = "",
+        api_address: str = "",
     ) -> "NodeConfig":
         """A new life at `now_s` on the driver's clock, under a generation that no earlier one used."""
         return cls(
@@ -89,6 +91,7 @@ class NodeConfig:
             is_witness=is_witness,
             retained_jobs=retained_jobs,
             zone=zone,
+            api_address=api_address,
         )
 
     @property

@@ -176,6 +176,7 @@ class Publication:
             drain_reason=self._ledger.drain_reason[:DRAIN_REASON_LENGTH],
             avoided_reason=self._ledger.avoided_reason[:AVOIDED_REASON_LENGTH],
             labels=resources.labels,
+            api_address=self._config.api_address,
         )
 
     def _flags(self) -> int:

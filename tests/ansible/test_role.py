@@ -45,6 +45,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "another-key-at-once": ({"swarm_agent_cluster_key": "5e" * 32}, "playbooks/rotate-key.yml"),
     "another-token-at-once": ({"swarm_agent_token": "5e" * 32, "swarm_agent_previous_tokens": []}, "rotate-token.yml"),
     "short-token": ({"swarm_agent_token": "short"}, "swarm-agent --generate-key"),
+    "one-port-twice": ({"swarm_agent_people_port": 7433}, "another number than swarm_agent_port"),
     "port-beyond-all": ({"swarm_agent_port": 65536}, "number from 1 to 65535"),
 }
 
@@ -132,8 +133,8 @@ def inventory(folder):
     }
     settings = {"dcgm_metrics": True, "log_level": "debug", "telemetry_period_s": 2, "checkpoint_dir": CHECKPOINTS}
     hosts = {
-        "gpu1": good | {"swarm_agent_settings": settings},
-        "gpu2": good,
+        "gpu1": good | {"swarm_agent_settings": settings, "swarm_agent_people_port": 0},
+        "gpu2": good | {"swarm_agent_people_port": 7444},
         "witness": good | {"swarm_agent_settings": {"checkpoint_dir": "/var/lib/swarm/saved"}},
         "xlate": good | {"ansible_host": "fd00::4"},
     }
@@ -181,6 +182,18 @@ def test_rendered_configuration_names_the_first_three_hosts_as_seeds(played):
     assert config["dcgm_metrics"] is True
     assert config["telemetry_period_s"] == 2
     assert config["checkpoint_dir"] == CHECKPOINTS
+
+
+def test_people_have_a_door_of_their_own_where_a_port_is_set_and_clients_ask_there(played):
+    assert "people_listen" not in played.config("gpu1")
+    assert played.config("gpu2")["people_listen"] == "10.0.0.12:7444"
+    hosts = ("gpu1", "gpu2")
+    asked = {host: tomllib.loads((played.folder / host / "config.toml").read_text())["hosts"] for host in hosts}
+    assert asked["gpu1"] == ["10.0.0.11:7433", "10.0.0.12:7444", "10.0.0.13:7433"]
+    assert asked["gpu2"] == ["10.0.0.12:7444", "10.0.0.11:7433", "10.0.0.13:7444"], (
+        "one that says nothing is as this one"
+    )
+    assert played.config("gpu1")["seeds"] == ["10.0.0.12:7433", "10.0.0.13:7433"]
 
 
 @pytest.mark.parametrize("host", JOINED)

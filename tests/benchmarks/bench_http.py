@@ -35,7 +35,8 @@ async def _measure() -> list[tuple[str, float, str]]:
         agent = swarm.agents[next(iter(swarm.agents))]
         for other in swarm.agents.values():
             other.on_query("gpus", _no_gpus)
-        runner = web.AppRunner(build_api(agent, agent, (TOKEN,), lambda _: (b"", "text/plain")), access_log=None)
+        app = build_api(agent, agent, (TOKEN,), lambda _: (b"", "text/plain")).make_app()
+        runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

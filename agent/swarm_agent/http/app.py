@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
+from enum import Enum
 from http import HTTPStatus
 from typing import cast
 
@@ -44,24 +45,37 @@ Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger("swarm.http")
 
 
+class Door(Enum):
+    """Whom a listener serves."""
+
+    BOTH = "both"
+    PEOPLE = "people"
+    PEERS = "peers"
+
+
 class Server:
     """Serves a table of routes."""
 
     def __init__(
-        self, node: NodeId, guard: Guard, routes: tuple[Route, ...], note: Callable[[Announce], object] = lambda _: None
+        self,
+        node: NodeId,
+        guard: Guard,
+        routes: tuple[Route, ...],
+        note: Callable[[Announce], object] = lambda _: None,
+        api_address: str = "",
     ) -> None:
-        """`note` takes what is to be remembered of who has changed what."""
-        self._node, self._guard, self._note = node, guard, note
+        """`note` takes what is to be remembered of who has changed what; people ask at `api_address`."""
+        self._node, self._guard, self._note, self._api_address = node, guard, note, api_address
         heads = {("HEAD", route.path): route for route in routes if route.method == "GET" and not route.is_streamed}
         self._routes = {**heads, **{(route.method, route.path): route for route in routes}}
         self._streams: set[asyncio.Task[object]] = set()
 
-    def make_app(self) -> web.Application:
-        """The application; more routes (those of peers) may be added to it."""
+    def make_app(self, door: Door = Door.BOTH) -> web.Application:
+        """The application behind a door; the routes of peers are to be added to one that serves them."""
         # Before there are routes; handlers of their own would not reach paths that there are not.
         web_urldispatcher._default_expect_handler = _meet_expectation  # type: ignore[assignment]  # noqa: SLF001
-        app = web.Application(middlewares=[self._middleware()], client_max_size=PEER_BYTES_LIMIT)
-        for (method, _), route in self._routes.items():
+        app = web.Application(middlewares=[self._middleware(door)], client_max_size=PEER_BYTES_LIMIT)
+        for (method, _), route in self._routes.items() if door is not Door.PEERS else ():
             app.router.add_route(method, route.pattern, self._handler(route))
         app.on_shutdown.append(self._end_streams)
         # Not the versions of Python and aiohttp; a signal of the app would not reach aiohttp's own refusals.
@@ -80,10 +94,10 @@ class Server:
         except Problem as problem:
             return HttpReply(problem.status, problem.encode(call.request_id), CONTENT_TYPE, problem.all_headers())
 
-    def _middleware(self) -> Middleware:
+    def _middleware(self, door: Door) -> Middleware:
         @web.middleware
         async def guarded(request: web.Request, handler: Next) -> web.StreamResponse:
-            if request.path.startswith(PEER_PREFIX):
+            if request.path.startswith(PEER_PREFIX) and door is not Door.PEOPLE:
                 try:
                     return await self._peer(request, handler)
                 except (Problem, ConnectionError) as error:
@@ -94,6 +108,8 @@ class Server:
             CURRENT_PRINCIPAL.set(NOBODY)  # a kept connection has one task for all its requests
             response: web.StreamResponse
             try:
+                if door is Door.PEERS:
+                    raise self._elsewhere(request)
                 self._check(request)
                 response = await handler(request)
             except web.HTTPException as error:
@@ -106,6 +122,10 @@ class Server:
             return response
 
         return guarded
+
+    def _elsewhere(self, request: web.Request) -> Problem:
+        detail = f"agents alone speak here; the API of {self._node} is at {self._api_address}"
+        return Problem("wrong_door", detail, f"ask {self._api_address}: swarm login {self._api_address}")
 
     async def _peer(self, request: web.Request, handler: Next) -> web.StreamResponse:
         """The seal of the body is the authentication; a browser has no business there, not even to hold a socket."""

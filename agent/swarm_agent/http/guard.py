@@ -20,7 +20,8 @@ UNSAFE_FETCH_SITES = ("cross-site", "same-site")
 
 def known_hosts(config: AgentConfig) -> frozenset[str]:
     """The names, lower case, under which this agent may be called; loopback is accepted besides."""
-    names = {config.name, config.listen[0], config.advertised[0], "localhost", *config.allowed_hosts}
+    own = (config.listen, config.advertised, config.people_listen, config.people_advertised)
+    names = {config.name, "localhost", *config.allowed_hosts, *(address[0] for address in own if address)}
     return frozenset(name.lower().rstrip(".") for name in names if name)
 
 

@@ -21,7 +21,6 @@ from swarm_agent.http.peers import LIST_TIMEOUT_S, Absent, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.http.views import (
-    address_text,
     aged,
     gpu_document,
     member_document,
@@ -38,6 +37,7 @@ from swarmsched.documents import (
     DrainedDocument,
     ForgottenDocument,
     GpuListDocument,
+    MemberDocument,
     MemberListDocument,
     NodeDetails,
     NodeDocument,
@@ -168,10 +168,9 @@ class Nodes:
 
     async def list_targets(self, _: Call) -> HttpReply:
         """GET /v1/members/prometheus: every member that is not known to have left."""
-        there = [member for member in self._facts.members() if member.status is not MemberStatus.LEFT]
-        labels = [TargetLabelsDocument(swarm_node=member.node_id) for member in there]
-        addresses = [[address_text(member.address)] for member in there]
-        return answer([TargetDocument(targets=each, labels=of) for each, of in zip(addresses, labels, strict=True)])
+        there = [each for each in self._members() if each.status != MemberStatus.LEFT.value]
+        labels = [TargetLabelsDocument(swarm_node=each.name) for each in there]
+        return answer([TargetDocument(targets=[of.address], labels=it) for of, it in zip(there, labels, strict=True)])
 
     async def forget_member(self, call: Call) -> HttpReply:
         """DELETE /v1/members/NODE."""
@@ -277,7 +276,10 @@ class Nodes:
         return GpuListDocument(items=gpus, **self._details.absent, **aged(time.time(), 0.0))
 
     def _member_list(self) -> MemberListDocument:
-        return MemberListDocument(items=list(map(member_document, self._facts.members())), **aged(time.time(), 0.0))
+        return MemberListDocument(items=self._members(), **aged(time.time(), 0.0))
+
+    def _members(self) -> list[MemberDocument]:
+        return [member_document(each, self._facts.node(each.node_id)) for each in self._facts.members()]
 
     def _unknown_node(self, name: str) -> Problem:
         close = near_word(name, [member.node_id for member in self._facts.members()], NODE_CLOSENESS)

@@ -59,6 +59,8 @@ KINDS: dict[str, Kind] = {
     "unsupported_media_type": Kind(415, "The body has the wrong type", "Send the Content-Type that the route names."),
     "unknown_expectation": Kind(417, "The request expects what no agent does",
         "Leave the header Expect out, or send `100-continue`."),
+    "wrong_door": Kind(421, "The API is served at another address of this agent",
+        "`detail` names the address; `listen` is for agents alone where `people_listen` is set."),
     "unknown_parameter": Kind(422, "The route does not take that query parameter",
         "`errors` names it and those that it takes."),
     "unknown_field": Kind(422, "There is no such field", "`errors` names it and those that there are."),

@@ -2,8 +2,6 @@
 
 import time
 
-from aiohttp import web
-
 from swarm_agent.http.app import Server
 from swarm_agent.http.blobs import BlobUploads
 from swarm_agent.http.events import Events
@@ -27,12 +25,11 @@ from swarm_agent.http.submit import SubmitRoutes
 from swarm_agent.http.table import blob_routes, health_routes, job_routes, swarm_routes
 from swarm_agent.http.watch import JobChanges, JobWatch
 from swarm_agent.installed import software_version
+from swarmsched import ids
 
 
-def build_api(
-    agent: AgentPort, facts: AgentFacts, tokens: tuple[str, ...], render_metrics: RenderMetrics
-) -> web.Application:
-    """The application of one agent; registers with it what other agents may ask."""
+def build_api(agent: AgentPort, facts: AgentFacts, tokens: tuple[str, ...], render_metrics: RenderMetrics) -> Server:
+    """The API of one agent, which makes an application for each door; registers with it what other agents may ask."""
     peers = Peers(agent, facts)
     finder, changes = JobFinder(facts, peers), JobChanges(facts)
     watch = JobWatch(facts, peers, finder, changes)
@@ -51,7 +48,9 @@ def build_api(
         *health_routes(Health(agent, facts, render_metrics), openapi, page),
     )
     guard = Guard(tokens, known_hosts(agent.config))
-    server = Server(agent.config.name, guard, routes, lambda told: agent.events.append(told, time.time()))
+    config = agent.config
+    api_address = ids.address_text(config.people_advertised or config.advertised)
+    server = Server(config.name, guard, routes, lambda told: agent.events.append(told, time.time()), api_address)
     for kind, handler in (
         ("find", jobs.on_find),
         ("tasks", jobs.on_tasks),
@@ -67,4 +66,4 @@ def build_api(
     peers.serve(server.dispatch)
     for callback in (changes.on_stepped, nodes.on_stepped):
         agent.on_stepped(callback)
-    return server.make_app()
+    return server

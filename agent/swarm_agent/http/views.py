@@ -85,17 +85,13 @@ def bare_summary(job_id: ids.JobId, state: JobState, shepherd: NodeId | None = N
     return job_summary({"id": job_id, "handle": ids.handle(job_id), "state": state.value, "shepherd": shepherd})
 
 
-def address_text(address: ids.Address) -> str:
-    """`HOST:PORT`, IPv6 in brackets."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def member_document(member: MemberView) -> MemberDocument:
-    """A member as this agent sees it."""
+def member_document(member: MemberView, status: NodeStatus | None) -> MemberDocument:
+    """A member as this agent sees it; where people ask it is told by its record."""
+    peer_address = ids.address_text(member.address)
     return MemberDocument(
         name=member.node_id,
-        address=address_text(member.address),
+        address=status.record.api_address or peer_address if status else peer_address,
+        peer_address=peer_address,
         status=member.status.value,
         generation=member.generation,
         incarnation=member.incarnation,
@@ -106,7 +102,7 @@ def member_document(member: MemberView) -> MemberDocument:
 
 def node_document(member: MemberView, status: NodeStatus | None, now_utc_s: float) -> NodeDocument:
     """A member with its record, as far as that has arrived; `gpus`, `jobs` and `tasks` come from the node."""
-    known = asdict(member_document(member))
+    known = asdict(member_document(member, status))
     if status is None:
         return NodeDocument(**known)
     node = status.record

@@ -149,7 +149,39 @@ def test_an_exposed_address_needs_key_and_token(listen: str) -> None:
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:1", "127.5.5.5:1", "[::1]:1", "localhost:1"])
 def test_loopback_needs_neither(listen: str) -> None:
-    assert not load_config({"listen": listen}, {})[0].is_exposed
+    load_config({"listen": listen, "people_listen": listen.rpartition(":")[0] + ":2"}, {})
+
+
+@pytest.mark.parametrize("people", ["10.0.0.5:7434", "0.0.0.0:7434"])
+def test_a_door_of_people_that_others_reach_needs_a_token_and_no_key(people: str) -> None:
+    assert refused({"people_listen": people}).key == "token_file"
+    load_config({"people_listen": people, "token_file": "/t"}, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, None),
+        ({"people_listen": "127.0.0.1:7434"}, ("127.0.0.1", 7434)),
+        ({"people_listen": "swarm.example.org:443"}, ("swarm.example.org", 443)),
+        ({"people_listen": "0.0.0.0:7434"}, ("127.0.0.1", 7433 + 1)),
+        ({"people_listen": "[::]:7434", "advertise": "10.0.0.5:7433"}, ("10.0.0.5", 7434)),
+    ],
+)
+def test_people_are_told_an_address_that_they_can_ask(options: dict[str, str], told: tuple[str, int] | None) -> None:
+    assert load_config({**options, "token_file": "/t"}, {})[0].people_advertised == told
+
+
+@pytest.mark.parametrize(
+    ("listen", "people"), [("127.0.0.1:7433", "127.0.0.1:7433"), ("127.0.0.1:7433", "0.0.0.0:7433")]
+)
+def test_people_and_agents_cannot_have_one_address(listen: str, people: str) -> None:
+    error = refused({"listen": listen, "people_listen": people, "token_file": "/t"})
+    assert (error.key, "choose another port" in error.remedy) == ("people_listen", True)
+
+
+def test_ports_of_jobs_leave_the_door_of_people_out() -> None:
+    assert refused({"people_listen": "127.0.0.1:25001", "rendezvous_ports": "25000-25100"}).key == "rendezvous_ports"
 
 
 def test_a_wildcard_needs_an_address_to_advertise() -> None:

@@ -61,7 +61,7 @@ async def desks(swarm: SwarmInOneProcess) -> AsyncIterator[dict[str, Desk]]:
     page = b"# HELP swarm_node_up 1.\n# TYPE swarm_node_up gauge\nswarm_node_up 1.0\n"
     for name in ("n1", "n2", "n3"):
         agent = swarm.add(name)
-        app = build_api(agent, agent, (OLD_TOKEN, TOKEN), lambda accept: (page, "text/plain; version=0.0.4"))
+        app = build_api(agent, agent, (OLD_TOKEN, TOKEN), lambda accept: (page, "text/plain; version=0.0.4")).make_app()
         client = TestClient(TestServer(app))
         await client.start_server()
         found[name] = Desk(agent, client)

@@ -44,7 +44,7 @@ async def front(swarm, monkeypatch):
     monkeypatch.setattr(web_urldispatcher, "_default_expect_handler", None)
     agent = swarm.add("n1")
     agent.put(a_record(JOB, "n1"))
-    app = build_api(agent, agent, (TOKEN,), lambda _: (b"", "text/plain"))
+    app = build_api(agent, agent, (TOKEN,), lambda _: (b"", "text/plain")).make_app()
     app[arrivals.ARRIVALS] = arrivals.Arrivals()
     sealer = Sealer(
         keyring=Keyring(os.urandom(32)), label="s", instance_id=os.urandom(INSTANCE_ID_BYTES), purpose="body"
