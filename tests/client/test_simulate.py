@@ -116,7 +116,7 @@ def test_a_plan_keeps_its_break_unless_another_is_named(capsys, tmp_path):
 
 @pytest.mark.parametrize("words", [("-q",), ("-o", "name"), ("-q", "-o", "json")])
 def test_names_are_the_seeds_that_failed_and_nothing_if_none_did(capsys, words):
-    options = ("--nodes", "3", "--seeds", "12")
+    options = ("--nodes", "3", "--seeds", "2", "--jobs", "1")
     seeds = [each["seed"] for each in found(capsys, *options, "--break", "quorum-of-one", "--no-shrink")["violations"]]
     assert seeds
     code, out, _ = simulate(capsys, "faults", *options, "--break", "quorum-of-one", "--no-shrink", *words)

@@ -5,6 +5,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import venv
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +33,21 @@ if sys.argv[1:] == ["wait"]:
     time.sleep(60)
 sys.exit(3)
 """
+STUB_OF_TORCH = """
+class Names(type):
+    def __getattr__(cls, name):
+        return Anything
+    def __getitem__(cls, key):
+        return Anything
+class Anything(metaclass=Names):
+    pass
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Anything
+def set_num_threads(count):
+    pass
+"""
 ENV = {"PATH": "/bin", "HOME": "/"}
 NO_LIMITS = TaskLimits(0, "none here")
 OWN = Account("me", "/", "/bin/sh")
@@ -43,11 +59,34 @@ async def bench(tmp_path: Path):
         yield bench
 
 
+@pytest.fixture(scope="session")
+def stub_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that finds a torch without anything to compute with: what waits imports it in a moment."""
+    folder = tmp_path_factory.mktemp("stub") / "venv"
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for name in ("__init__", "distributed", "_dynamo", "utils/__init__", "utils/data"):
+        path = site / "torch" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(STUB_OF_TORCH)
+    return folder / "bin" / "python"
+
+
 @pytest.fixture
-def first(train_venv: Path, tmp_path: Path) -> TaskOrder:
+def first(stub_python: Path, tmp_path: Path) -> TaskOrder:
     """The order of a worker that runs until it is stopped."""
-    (tmp_path / "train.py").write_text(SCRIPT)
-    return worker(str(train_venv / "bin" / "python"), "train.py", "wait", workdir=str(tmp_path), umask=0o027)
+    return first_worker(stub_python, tmp_path)
+
+
+@pytest.fixture
+def first_with_torch(train_venv: Path, tmp_path: Path) -> TaskOrder:
+    """The same, and what waits beside it has imported a real torch."""
+    return first_worker(train_venv / "bin" / "python", tmp_path)
+
+
+def first_worker(python: Path, folder: Path) -> TaskOrder:
+    (folder / "train.py").write_text(SCRIPT)
+    return worker(str(python), "train.py", "wait", workdir=str(folder), umask=0o027)
 
 
 def worker(*command: str, **spec) -> TaskOrder:
@@ -97,7 +136,8 @@ async def told(bench: Bench, order: TaskOrder) -> list[str]:
     return out.split("|")
 
 
-async def test_a_newcomer_is_what_has_waited_and_is_like_any_other(bench: Bench, first: TaskOrder) -> None:
+async def test_a_newcomer_is_what_has_waited_and_is_like_any_other(bench: Bench, first_with_torch: TaskOrder) -> None:
+    first = first_with_torch
     pid = await one_waits(bench, first)
     second = another(first, 2, "--now", "é\x01")
     await run(bench, second)
@@ -134,7 +174,9 @@ async def test_one_whose_shim_is_killed_while_it_waits_ends_with_it(bench: Bench
     await wait_until(lambda: not is_alive(waiting))
 
 
-async def test_it_is_stopped_like_any_other(bench: Bench, first: TaskOrder) -> None:
+async def test_it_is_stopped_like_any_other(bench: Bench, first_with_torch: TaskOrder) -> None:
+    """Its threads are those of a real torch."""
+    first = first_with_torch
     await one_waits(bench, first)
     second = another(first, 2, "wait")
     await run(bench, second)
@@ -182,11 +224,11 @@ async def test_one_that_dies_while_it_waits_is_replaced(bench: Bench, first: Tas
     await wait_until(lambda: len(bench.runner.warm) == 1)
 
 
-async def test_where_nothing_can_be_imported_nothing_waits(bench: Bench, tmp_path: Path, train_venv: Path) -> None:
+async def test_where_nothing_can_be_imported_nothing_waits(bench: Bench, tmp_path: Path, stub_python: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('none here')")
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
     env = {"PYTHONPATH": str(tmp_path)}
-    order = worker(str(train_venv / "bin" / "python"), "train.py", workdir=str(tmp_path), env=env)
+    order = worker(str(stub_python), "train.py", workdir=str(tmp_path), env=env)
     await run(bench, order)
     adjust(bench)
     assert left(bench)

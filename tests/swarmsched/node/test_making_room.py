@@ -190,7 +190,7 @@ def test_under_the_default_policy_a_short_job_takes_the_place_of_one_that_may_be
     """The long one began long ago, by which it is known to be long."""
     watched = Watched(3, 2, 12)
     old = run(watched, 6, seconds="90000", node=N0, restartable=may_begin_again)
-    watched.swarm.run_for(4_000.0)
+    watched.swarm.run_for(1_000.0)
     fresh = watched.submit(2, "sleep", "20", node=N1, time_limit_s=60.0)
     assert watched.swarm.run_until(lambda: watched.state(fresh) is JobState.RUNNING, 60.0) is may_begin_again
     assert watched.swarm.record(old).preemptions == may_begin_again

@@ -126,7 +126,7 @@ def test_rigid_baselines_reproduce_an_independent_simulator(
         ("pollux_jobs", {"load": "1.0", "workload": "1"}, 16, 4),
         ("pollux_jobs", {"load": "1.0", "workload": "6"}, 16, 4),
         ("itp195_jobs", {}, 8, 8),
-        ("muri_jobs", {"trace": "cluster"}, 8, 8),
+        pytest.param("muri_jobs", {"trace": "cluster"}, 8, 8, marks=pytest.mark.acceptance),
     ],
 )
 def test_the_gittins_index_of_the_published_sample_reproduces_an_independent_simulator(
@@ -160,7 +160,10 @@ def pollux_replay(policy: str, workload: str, knowledge: str = "perfect", **para
 
 @pytest.mark.parametrize(
     ("policy", "parameters"),
-    [("optimus", {}), ("tiresias", {"threshold1_gpu_s": 57_600.0, "promote_knob": 0.0})],
+    [
+        pytest.param("optimus", {}, marks=pytest.mark.acceptance),
+        ("tiresias", {"threshold1_gpu_s": 57_600.0, "promote_knob": 0.0}),
+    ],
 )
 def test_published_schedulers_come_within_a_tenth_of_their_published_results(
     policy: str, parameters: dict[str, Any]
@@ -171,6 +174,7 @@ def test_published_schedulers_come_within_a_tenth_of_their_published_results(
     assert summary["avg_jct_s"] == pytest.approx(wanted_s, rel=0.1)
 
 
+@pytest.mark.acceptance
 def test_the_default_policy_beats_the_published_one_where_everything_is_known() -> None:
     published = reference("pollux_summary", load="1.0", workload="6", policy="pollux")
     summary = pollux_replay("swarm", "6")

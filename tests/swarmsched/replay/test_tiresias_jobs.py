@@ -1,6 +1,6 @@
 """The experiment of Tiresias' testbed, 480 jobs on 60 GPUs, and what elasticity adds to it; here with fewer jobs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -89,22 +89,30 @@ def times(policy: str, parameters: Mapping[str, float], count: int, load: float,
     return float(np.mean(taken)), float(np.median(taken))
 
 
-def usual(policy: str, load: float, **parameters: float) -> tuple[float, float]:
-    """Medians of four seeds."""
-    found = [times(policy, parameters, 240, load, seed) for seed in (1, 2, 3, 4)]
+ONE_SEED = (3,)
+FOUR_SEEDS = pytest.param((1, 2, 3, 4), marks=pytest.mark.acceptance)
+
+
+def usual(policy: str, load: float, seeds: Sequence[int], **parameters: float) -> tuple[float, float]:
+    """Medians of some seeds."""
+    found = [times(policy, parameters, 240, load, seed) for seed in seeds]
     return float(np.median([mean for mean, _ in found])), float(np.median([median for _, median in found]))
 
 
-def test_attained_service_is_far_better_than_fifo_and_near_to_what_knows_all() -> None:
+@pytest.mark.parametrize("seeds", [ONE_SEED, FOUR_SEEDS])
+def test_attained_service_is_far_better_than_fifo_and_near_to_what_knows_all(seeds: Sequence[int]) -> None:
     """At 1.2 times what the GPUs can do: over 2 times on average and 5 times in the median."""
     (fifo_s, fifo_median_s), (tiresias_s, median_s), (known_s, _) = (
-        usual(policy, 1.2) for policy in ("fifo", "tiresias", "srsf")
+        usual(policy, 1.2, seeds) for policy in ("fifo", "tiresias", "srsf")
     )
     assert fifo_s > 2.0 * tiresias_s
     assert fifo_median_s > 5.0 * median_s
     assert tiresias_s < 1.3 * known_s
 
 
+@pytest.mark.parametrize("seeds", [ONE_SEED, FOUR_SEEDS])
 @pytest.mark.parametrize(("load", "at_most"), [(0.9, 0.85), pytest.param(1.2, 0.95, marks=pytest.mark.acceptance)])
-def test_elasticity_helps_more_where_gpus_are_free_now_and_then(load: float, at_most: float) -> None:
-    assert usual("elastic-tiresias", load)[0] < at_most * usual("tiresias", load)[0]
+def test_elasticity_helps_more_where_gpus_are_free_now_and_then(
+    load: float, at_most: float, seeds: Sequence[int]
+) -> None:
+    assert usual("elastic-tiresias", load, seeds)[0] < at_most * usual("tiresias", load, seeds)[0]

@@ -31,7 +31,7 @@ def busy_gpus(swarm, gpus):
     return sum(gpus - host.node.ledger.free.gpu_count for host in swarm.up)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.acceptance)])
 def test_short_jobs_of_many_shepherds_keep_the_gpus_busy(seed):
     """Five rounds of 5 s on 24 GPUs; a start takes some 0.3 s itself."""
     swarm = settled(12, 2, seed)
@@ -42,7 +42,7 @@ def test_short_jobs_of_many_shepherds_keep_the_gpus_busy(seed):
     assert swarm.loop.now_s - begun_s <= 1.25 * 25.0
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.acceptance)])
 def test_gpus_that_come_free_in_a_full_swarm_are_taken_within_a_second_and_few_plan_for_it(seed):
     swarm = settled(16, 1, seed)
     jobs = [submit(swarm, number, 500.0) for number in range(80)]
