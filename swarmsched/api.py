@@ -96,6 +96,8 @@ class EndReason(Enum):
     RESCALED = "rescaled"
 
 
+END_REASONS = tuple(each.value for each in EndReason if each not in (EndReason.NONE, EndReason.RESCALED))
+"""What is told of ended jobs; one whose ranks were ended for another size waits to run again."""
 COMING_BACK = (EndReason.PREEMPTED, EndReason.RESCALED)
 """A gang that is stopped for these is queued again."""
 

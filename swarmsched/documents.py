@@ -27,6 +27,7 @@ def value_of(enumeration: str) -> Meta:
     return Meta(extra_json_schema={"x-enumeration": enumeration})
 
 
+Number = int | float
 Count = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 Seconds = Annotated[float, Meta(extra_json_schema={"minimum": 0})]
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
@@ -75,10 +76,10 @@ class GpuDocument(msgspec.Struct, kw_only=True):
     health: Annotated[str, value_of("GpuHealth")]
     note: str
     is_simulated: bool
-    utilisation_ratio: float | None
+    utilisation_ratio: Number | None
     memory_used_bytes: Count | None
-    temperature_celsius: float | None
-    power_watts: float | None
+    temperature_celsius: Number | None
+    power_watts: Number | None
     processes: list[str]
 
 
@@ -137,8 +138,8 @@ class NodeDocument(MemberDocument, kw_only=True):
     cpu_count: Count | None = None
     free_memory_bytes: Count | None = None
     memory_bytes: Count | None = None
-    cpu_utilisation_ratio: float | None = None
-    gpu_utilisation_ratio: float | None = None
+    cpu_utilisation_ratio: Number | None = None
+    gpu_utilisation_ratio: Number | None = None
     as_of: Time | None = None
     staleness_seconds: Seconds | None = None
 
@@ -300,8 +301,8 @@ class WorstJobDocument(msgspec.Struct, kw_only=True):
 class FairnessDocument(msgspec.Struct, kw_only=True):
     """How fairly jobs are served: time to the end over that alone on an equal share of the GPUs."""
 
-    rho_median: float
-    rho_worst: float
+    rho_median: Number
+    rho_worst: Number
     worst_job: WorstJobDocument
     jobs: Count
 
@@ -432,3 +433,314 @@ class StoredPackDocument(msgspec.Struct, kw_only=True):
     known: Count
     size_bytes: Count
     node: str
+
+
+class JobNodeDocument(msgspec.Struct, kw_only=True):
+    """A node of a job and its ranks there; `first_rank` is null where ranks change, `is_paused` where nobody says."""
+
+    node: str
+    ranks: Count | None
+    first_rank: Count | None
+    is_paused: bool | None = None
+
+
+class WorkerDocument(msgspec.Struct, kw_only=True):
+    """A worker of an elastic job; `problem` is empty where all is well, null where nobody says."""
+
+    worker: Count
+    node: str
+    state: Annotated[str, one_of("training", "joining", "leaving")]
+    problem: str | None = None
+
+
+class WorldDocument(msgspec.Struct, kw_only=True):
+    """The membership of an elastic job.
+
+    Version 0: its attempt is being started.  Of numbers up to `last_worker` those that are not there have left.
+    """
+
+    version: Count
+    workers: list[WorkerDocument]
+    lost: list[Count]
+    last_worker: Count
+
+
+class RescalingDocument(msgspec.Struct, kw_only=True):
+    """One change of size or hosts; `ranks_after` and `pause_seconds` are null until its ranks run again."""
+
+    decided_at: Time
+    ranks_before: Count
+    ranks_after: Count | None
+    pause_seconds: Seconds | None
+    reason: str
+
+
+class LeftoverDocument(msgspec.Struct, kw_only=True):
+    """A node on which ranks of an attempt may still run that was given up."""
+
+    node: str
+    attempt: Count
+
+
+class CheckpointDocument(msgspec.Struct, kw_only=True):
+    """What the next attempt resumes from; `copies` lists who keeps a packed copy, none in a shared folder."""
+
+    name: str
+    attempt: Count
+    node: str
+    committed_at: Time
+    size_bytes: Count
+    copies: list[str]
+
+
+class ProgressDocument(msgspec.Struct, kw_only=True):
+    """How far an attempt has come.
+
+    All is null but `attempt` and `source` where nothing was reported and there is no time limit.
+    """
+
+    attempt: Count
+    ratio: Number | None = None
+    remaining_seconds: Seconds | None = None
+    remaining_seconds_low: Seconds | None = None
+    remaining_seconds_high: Seconds | None = None
+    source: Annotated[str, one_of("steps", "epochs", "loss", "time_limit", "unknown")] = "unknown"
+    rank: Count | None = None
+    step: Number | None = None
+    samples: Number | None = None
+    epoch: Number | None = None
+    total_steps: Number | None = None
+    total_epochs: Number | None = None
+    target_loss: Number | None = None
+    loss: Number | None = None
+    grad_noise: Number | None = None
+    global_batch: Number | None = None
+    step_seconds: Seconds | None = None
+    samples_per_second: Number | None = None
+    reported_at: Time | None = None
+    oddities: dict[str, Count] | None = None
+    problem: str | None = None
+
+
+class NodeReport(ProgressDocument, kw_only=True, omit_defaults=True):
+    """What an agent tells others of what a task told it, without what it did not tell."""
+
+    job_id: JobIdText
+
+
+class SpeedDocument(msgspec.Struct, kw_only=True):
+    """The speed of a job in one size."""
+
+    ranks: Count
+    nodes: Count
+    step_seconds: Seconds
+    samples_per_second: Number
+    source: Annotated[str, one_of("measured", "fitted")]
+    is_current: bool
+
+
+class ModelDocument(msgspec.Struct, kw_only=True):
+    """What the swarm believes of a job that takes several sizes; the noise is of the largest batch measured."""
+
+    global_batch: Count
+    speed: list[SpeedDocument]
+    speed_error_ratio: Number
+    grad_noise: Number | None
+    remaining_steps: Number | None
+    remaining_error_ratio: Number | None
+    warmup_seconds: Seconds | None
+    is_prior: bool
+
+
+class OutlookDocument(msgspec.Struct, kw_only=True):
+    """What is expected of a job: start, end, whether that is by its deadline, and whether it is served fairly."""
+
+    starts_at: Time | None
+    starts_at_earliest: Time | None
+    starts_at_latest: Time | None
+    ends_at: Time | None
+    ends_at_earliest: Time | None
+    ends_at_latest: Time | None
+    deadline: Annotated[str, value_of("Prospect")] | None
+    ranks_least: Count | None
+    rho: Number | None
+    problem: str
+
+
+class JobDocument(msgspec.Struct, kw_only=True):
+    """A job by its record, or by the card that gossip has of it; then what cards do not tell is null."""
+
+    api_version: Version = API_VERSION
+    id: JobIdText
+    handle: str
+    name: str
+    user: str
+    queue: str
+    priority: int
+    state: Annotated[str, value_of("JobState")]
+    phase: Annotated[str, value_of("StartPhase")]
+    reason: str
+    end_reason: Annotated[str, value_of("EndReason")] | None
+    exit_code: int | None
+    signal: Count | None
+    shell_exit_code: Count | None
+    submitted_at: Time
+    started_at: Time | None
+    ended_at: Time | None
+    elapsed_seconds: Seconds | None
+    queued_seconds: Seconds | None
+    gpus: Count
+    gpus_per_rank: Count
+    ranks: Count
+    ranks_most: Count | None
+    world_size: Count | None
+    nodes: list[JobNodeDocument]
+    world: WorldDocument | None
+    attempt: Count
+    epoch: Count
+    version: Count | None
+    shepherd: str
+    holders: list[str] | None
+    leaving_holders: list[str] | None
+    survives_deaths: Count | None
+    has_majority: bool | None
+    is_forced: bool | None
+    restarts: Count | None
+    preemptions: Count | None
+    rescales: Count | None
+    rescalings: list[RescalingDocument] | None
+    paused_seconds: Seconds | None = None
+    paused_ratio: Number | None = None
+    pause_budget_ratio: Number | None = None
+    leftovers: list[LeftoverDocument] | None
+    checkpoint: CheckpointDocument | None
+    progress: ProgressDocument | None
+    model: ModelDocument | None = None
+    size_reason: str | None = None
+    outlook: OutlookDocument | None = None
+    files_on: list[str] | None = None
+    attained_gpu_seconds: Seconds
+    spec: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "JobSpec"})] | None
+    detail: str | None
+    failed_node: str | None
+    failed_rank: Count | None
+    relaunches: Count | None
+    source: Annotated[str, one_of("record", "card")]
+    as_of: Time
+    staleness_seconds: Seconds
+
+
+class SubmittedJobDocument(JobDocument, kw_only=True):
+    """A job that was submitted, or would be (`dry_run`); `swarm_gpus` counts the GPUs of the swarm."""
+
+    was_known: bool
+    dry_run: bool
+    swarm_gpus: Count = 0
+
+
+class NodeJobs(msgspec.Struct, kw_only=True):
+    """What an agent tells others of jobs: at most a page of them, with the keys that were asked for.
+
+    `others` names all other matches by the tails of their ids.
+    """
+
+    items: list[dict[str, Any]] = []
+    others: str = ""
+    is_cut: bool = False
+    reports: list[NodeReport] = []
+    tasks: list[TaskDocument] = []
+
+
+class NodePart(msgspec.Struct, kw_only=True):
+    """What an agent tells others of a job on its node."""
+
+    tasks: list[TaskDocument] = []
+    reports: list[NodeReport] = []
+    has_files: bool = False
+
+
+class WaitDocument(msgspec.Struct, kw_only=True):
+    """A job, and whether it came to what was waited for."""
+
+    api_version: Version = API_VERSION
+    met: bool
+    job: JobDocument
+
+
+class NeedsDocument(msgspec.Struct, kw_only=True):
+    """What a job asks for."""
+
+    ranks: Count
+    ranks_most: Count
+    gpus_per_rank: Count
+    gpus: Count
+    cpus_per_rank: Count
+    memory_bytes_per_rank: Count
+    gpu_memory_bytes: Count
+    gpu_type: str
+    require: list[str] = []
+
+
+class FreeDocument(msgspec.Struct, kw_only=True):
+    """What is free on the nodes that a job may use."""
+
+    gpus: Count
+    total_gpus: Count
+    nodes: Count
+
+
+class VerdictDocument(msgspec.Struct, kw_only=True):
+    """A node: how many ranks of a job fit there now, and what stands against more."""
+
+    node: str
+    fits_ranks: Count
+    obstacle: str
+
+
+class JobAheadDocument(msgspec.Struct, kw_only=True):
+    """A waiting job that the policy places before another."""
+
+    job_id: JobIdText
+    id: JobIdText
+    handle: str
+    ranks: Count
+    gpus: Count
+    reason: str
+    name: str
+    user: str
+
+
+class TrailDocument(msgspec.Struct, kw_only=True):
+    """What a job's shepherd was told, by whom, and the changes of the record that followed."""
+
+    at: Time
+    told: str
+    by: str
+    changes: list[str]
+
+
+class WhyDocument(msgspec.Struct, kw_only=True):
+    """Why a job waits, or has what it has."""
+
+    api_version: Version = API_VERSION
+    job_id: JobIdText
+    handle: str
+    state: Annotated[str, value_of("JobState")]
+    summary: str
+    policy: str
+    needs: NeedsDocument
+    needs_text: str
+    free: FreeDocument
+    free_text: str
+    nodes: list[VerdictDocument]
+    ahead: list[JobAheadDocument]
+    ahead_count: Count
+    position: Count
+    job_reason: str
+    sentences: list[str]
+    trail: list[TrailDocument] = []
+    as_of: Time
+    staleness_seconds: Seconds
+    progress: ProgressDocument | None
+    model: ModelDocument | None
+    outlook: OutlookDocument | None = None

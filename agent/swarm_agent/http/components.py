@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from swarm_agent.http import keys
 from swarm_agent.http.blobs import DIGESTS_LIMIT
 from swarm_agent.http.jobs import GRACE_LIMIT_S, REASON_LIMIT, SIGNAL_NUMBER_LIMIT
 from swarm_agent.http.schema import (
@@ -32,8 +31,10 @@ from swarm_agent.http.schema import (
 )
 from swarm_agent.http.spec_schema import asked_spec, shown_spec
 from swarmsched import documents
+from swarmsched.api import END_REASONS, JobState, StartPhase
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.holders import HOLDERS_MAX
+from swarmsched.models.deadlines import Prospect
 from swarmsched.resources import GpuHealth
 from swarmsched.specification import NODES_LIMIT, RANKS_LIMIT
 from swarmsched.task import TaskStage
@@ -42,7 +43,8 @@ from swarmsched.view import Elasticity
 SUFFIX = "Document"
 """Of the structs' names; a schema has the name without it."""
 ANSWERS = tuple(each for name, each in vars(documents).items() if name.endswith(SUFFIX))
-WORDS = {each.__name__: [value.value for value in each] for each in (Elasticity, GpuHealth, MemberStatus, TaskStage)}
+ENUMERATIONS = (Elasticity, GpuHealth, JobState, MemberStatus, Prospect, StartPhase, TaskStage)
+WORDS = {each.__name__: [value.value for value in each] for each in ENUMERATIONS} | {"EndReason": [*END_REASONS]}
 
 
 HOLDERS: Schema = {
@@ -54,16 +56,6 @@ RANKS = between("integer", 1, RANKS_LIMIT)
 NODE_NAMES = {"type": "array", "items": at_most(63), "maxItems": NODES_LIMIT}
 SIGNAL_NUMBER = between("integer", 1, SIGNAL_NUMBER_LIMIT)
 ELASTICITY = choice(*(each.value for each in Elasticity))
-
-AGE, STATE = keys.AGE, keys.STATE
-JOB = {**keys.properties(keys.JOB), **AGE}
-
-ENDING: Schema = {key: JOB[key] for key in ("exit_code", "signal", "end_reason", "shell_exit_code")}
-
-
-def listing(item: str, **more: Schema) -> Schema:
-    """A list document."""
-    return record({"api_version": VERSION, "items": array(ref(item)), "next_cursor": maybe(TEXT), **more})
 
 
 def answer_schemas() -> Schema:
@@ -82,15 +74,19 @@ def _published(schema: Any) -> Any:
         told["properties"] = {key: _published(value) for key, value in schema["properties"].items()}
         told["required"] = list(told["properties"])
     if "$ref" in told:
-        told["$ref"] = told["$ref"].removesuffix(SUFFIX)
+        return ref(told["$ref"].removeprefix(REFERENCE).removesuffix(SUFFIX))
     if "description" in told:
         told["description"] = " ".join(told["description"].split())
+    if {"type": "number"} in told.get("anyOf", ()):
+        told["anyOf"] = [each for each in told["anyOf"] if each != {"type": "integer"}]
+    if told.get("anyOf") == [{"type": "number"}]:
+        return {"type": "number"}
     if words := told.pop("x-enumeration", ""):
         told["enum"] = WORDS[words]
     return told
 
 
-def log_record() -> Schema:
+def log_record(job: Schema) -> Schema:
     """One record of a stream of output."""
 
     def kind(name: str, **members: Schema) -> Schema:
@@ -98,16 +94,17 @@ def log_record() -> Schema:
 
     stream = choice("stdout", "stderr", "system")
     output = {"rank": COUNT, "node": TEXT, "stream": stream, "time": maybe(TIME)}
-    state = {"state": STATE, "phase": keys.PHASE, "reason": TEXT, "attempt": COUNT, "job": ref("Job")}
+    state = {key: job[key] for key in ("state", "phase", "reason", "attempt")}
+    ending = {key: job[key] for key in ("state", "exit_code", "signal", "end_reason", "shell_exit_code")}
     return {
         "oneOf": [
             kind("log", **output, text=TEXT),
             kind("log", **output, data=TEXT),
             kind("gap", **output, skipped_bytes=COUNT, text=TEXT),
-            kind("state", **state),
+            kind("state", **state, job=ref("Job")),
             kind("attempt", attempt=COUNT, text=TEXT),
             kind("warning", text=TEXT, node=maybe(TEXT), is_missing=FLAG),
-            kind("end", state=STATE, **ENDING, job=ref("Job")),
+            kind("end", **ending, job=ref("Job")),
         ]
     }
 
@@ -125,21 +122,16 @@ def problem() -> Schema:
 
 def schemas() -> Schema:
     """All of them by name."""
-    silent = {"silent_nodes": array(TEXT), "unasked_nodes": array(TEXT)}
+    answers, silent = answer_schemas(), dict.fromkeys(("silent_nodes", "unasked_nodes"), array(TEXT))
+    pages = {"api_version": VERSION, "next_cursor": maybe(TEXT), "total": COUNT, "staleness_seconds": SECONDS}
+    job_list = record({**pages, **silent, "items": array(ref("PartialJob"))})
     parameters = {"type": "object", "additionalProperties": NUMBER}
     changeable = {"parameters": parameters, "elasticity": ELASTICITY, "restartable": FLAG}
-    why = {
-        "api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, "state": STATE, "summary": TEXT, "policy": TEXT,
-        "needs": record(keys.NEEDS), "needs_text": TEXT,
-        "free": record({"gpus": COUNT, "total_gpus": COUNT, "nodes": COUNT}), "free_text": TEXT,
-        "nodes": array(record({"node": TEXT, "fits_ranks": COUNT, "obstacle": TEXT})),
-        "ahead": array(record({"job_id": JOB_ID, "handle": TEXT, "name": TEXT, "user": TEXT, "reason": TEXT})),
-        "ahead_count": COUNT, "position": COUNT, "job_reason": TEXT, "sentences": array(TEXT),
-        "trail": array(record({"at": TIME, "told": TEXT, "by": TEXT, "changes": array(TEXT)})),
-        "progress": JOB["progress"], "model": JOB["model"], "outlook": JOB["outlook"], **AGE,
-    }  # fmt: skip
     return {
-        **answer_schemas(),
+        **answers,
+        "PartialJob": {**answers["Job"], "required": ["id"]},
+        "JobList": job_list,
+        "LogRecord": log_record(answers["Job"]["properties"]),
         "Anything": {"type": "object"},
         "Empty": record({}, is_closed=True),
         "Problem": problem(),
@@ -155,13 +147,6 @@ def schemas() -> Schema:
         "Scale": record({"ranks": RANKS}, optional={"ranks_most": {**RANKS, "minimum": 0}}, is_closed=True),
         "Migrate": record({}, optional={"nodes": NODE_NAMES, "avoid": NODE_NAMES}, is_closed=True),
         "Signal": record({"signal": {"anyOf": [SIGNAL_NUMBER, TEXT]}}, is_closed=True),
-        "Job": record(JOB),
-        "SubmittedJob": record({**JOB, "was_known": FLAG, "dry_run": FLAG, "swarm_gpus": COUNT}),
-        "PartialJob": {"type": "object", "properties": JOB, "required": ["id"]},
-        "JobList": listing("PartialJob", total=COUNT, staleness_seconds=SECONDS, **silent),
-        "Wait": record({"api_version": VERSION, "met": FLAG, "job": ref("Job")}),
-        "Why": record(why),
-        "LogRecord": log_record(),
         "Drain": record({"draining": FLAG}, optional={"reason": REASON}, is_closed=True),
         "Targets": array(ref("Target")),
         "NewSetting": record({"policy": {**TEXT, "minLength": 1}}, optional=changeable, is_closed=True),

@@ -10,9 +10,10 @@ from typing import Any
 
 from swarm_agent.attendance import Attendance
 from swarm_agent.http.facts import AgentFacts
+from swarm_agent.http.job_document import card_document, job_document
 from swarm_agent.http.peers import LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, FanOut, Peers, first_unique
 from swarm_agent.http.problem import Problem
-from swarm_agent.http.views import bare_summary, card_document, job_document, job_summary
+from swarm_agent.http.views import bare_summary, job_summary
 from swarmsched import ids
 from swarmsched.api import JobState, near_word
 from swarmsched.ids import JobId, NodeId

@@ -13,6 +13,7 @@ from swarm_agent.attendance import no_majority
 from swarm_agent.http.exchange import Call, Document, HttpReply, answer, as_object
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.find import Found, JobFinder, over
+from swarm_agent.http.job_document import card_document, job_document_now
 from swarm_agent.http.joblist import FIELDS, trimmed
 from swarm_agent.http.model import model_document
 from swarm_agent.http.outlook import outlook_of
@@ -32,7 +33,7 @@ from swarm_agent.http.problem import KINDS, Problem, from_refusal, invalid
 from swarm_agent.http.progress import reported_here, with_reports
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
-from swarm_agent.http.views import card_document, job_document_now, why_document
+from swarm_agent.http.views import why_document
 from swarm_agent.http.watch import JobWatch
 from swarm_agent.http.when import rfc3339
 from swarmsched import ids
@@ -47,7 +48,15 @@ from swarmsched.commands import (
     ScaleJob,
     SignalJob,
 )
-from swarmsched.documents import LeftDocument, LeftListDocument, NodeFolders
+from swarmsched.documents import (
+    JobDocument,
+    LeftDocument,
+    LeftListDocument,
+    ModelDocument,
+    NodeFolders,
+    NodePart,
+    OutlookDocument,
+)
 from swarmsched.holders import majority
 from swarmsched.ids import JobId, NodeId, is_job_id
 from swarmsched.record import JobRecord
@@ -91,7 +100,7 @@ class JobRoutes:
 
     async def on_tasks(self, _: NodeId, payload: Document) -> Document:
         """Another agent wants to know what of a job is here."""
-        return self._own_part(JobId(str(payload.get("job_id", ""))))
+        return as_object(self._own_part(JobId(str(payload.get("job_id", "")))))
 
     async def get_job(self, call: Call) -> HttpReply:
         """GET /v1/jobs/JOB."""
@@ -211,88 +220,88 @@ class JobRoutes:
         if not self._told.is_older(found.job_id, shown):
             self._told.keep(found.job_id, shown, is_whole=not fields)
             return shown
-        document, stamp = self._told.again(found.job_id), self._told.stamp(found.job_id)
-        if document is None:
+        job, stamp = self._told.again(found.job_id), self._told.stamp(found.job_id)
+        if job is None:
             known = f"{self._peers.own_name} has told of epoch {stamp[0]}, version {stamp[1]} of it"
             raise Problem("shepherd_unreachable", f"whoever answers for job {found.job_id} knows an old state: {known}")
-        self._doubt(document)
-        return answer(trimmed(document, fields), headers=stamp_header(stamp))
+        self._doubt(job)
+        return answer(trimmed(job, fields), headers=stamp_header(stamp))
 
-    def _doubt(self, document: Document) -> None:
+    def _doubt(self, job: JobDocument) -> None:
         """Of a document that is not the newest: what depends on who is there at this moment."""
-        present = self._facts.attendance().present.intersection(document["holders"])
-        document["has_majority"] = None if len(present) >= majority(len(document["holders"])) else False
-        document["survives_deaths"] = None
-        for share in document["nodes"]:
-            share["is_paused"] = None
-        with_problems(document, {})
+        holders = job.holders or []
+        present = self._facts.attendance().present.intersection(holders)
+        job.has_majority = None if len(present) >= majority(len(holders)) else False
+        job.survives_deaths = None
+        with_pauses(job, {})
+        with_problems(job, {})
 
     async def _show(self, job_id: JobId, call: Call) -> HttpReply:
         record, fields = self._record(job_id), FIELDS.of(call)
-        document = job_document_now(record, self._facts)
+        job = job_document_now(record, self._facts)
         if not record.is_ended and (not fields or {"model", "size_reason"}.intersection(fields)):
-            document["model"] = await self._model(job_id)
-            document["size_reason"] = self._facts.size_reason(record) or None
+            job.model = await self._model(job_id)
+            job.size_reason = self._facts.size_reason(record) or None
         if not record.is_ended and (not fields or "outlook" in fields):
-            document["outlook"] = await self._outlook(record)
-        return await self._shown(document, call, stamp_header(record.stamp))
+            job.outlook = await self._outlook(record)
+        return await self._shown(job, call, stamp_header(record.stamp))
 
-    async def _outlook(self, record: JobRecord) -> Document | None:
+    async def _outlook(self, record: JobRecord) -> OutlookDocument | None:
         return outlook_of(await self._agent.foresee((record.job_id,)), record)
 
-    async def _model(self, job_id: JobId) -> Document | None:
+    async def _model(self, job_id: JobId) -> ModelDocument | None:
         question = self._facts.speed_question(job_id)
         table = await self._agent.tabulate(question) if question is not None else None
         return model_document(question, table) if question and table and table.rows else None
 
-    async def _show_card(self, job: JobView, call: Call) -> HttpReply:
-        place, document = self._facts.places().get(job.job_id), card_document(job, time.time())
+    async def _show_card(self, view: JobView, call: Call) -> HttpReply:
+        place, job = self._facts.places().get(view.job_id), card_document(view, time.time())
         if place is not None:
-            document["holders"] = list(place.holders)
-            self._doubt(document)
-        return await self._shown(document, call, {HEARSAY: "card"})
+            job.holders = list(place.holders)
+            self._doubt(job)
+        return await self._shown(job, call, {HEARSAY: "card"})
 
-    async def _shown(self, document: Document, call: Call, headers: Mapping[str, str]) -> HttpReply:
+    async def _shown(self, job: JobDocument, call: Call, headers: Mapping[str, str]) -> HttpReply:
         fields = FIELDS.of(call)
         if not fields or {"nodes", "progress", "world", "files_on"}.intersection(fields):
-            await self._ask_its_nodes(document)
-        return answer(trimmed(document, fields), headers=headers)
+            await self._ask_its_nodes(job)
+        return answer(trimmed(job, fields), headers=headers)
 
-    async def _ask_its_nodes(self, document: Document) -> None:
+    async def _ask_its_nodes(self, job: JobDocument) -> None:
         """Say of each node of the job whether its ranks are frozen, null where it does not say, and what they told;
         and which of its holders have its files."""
-        own, job_id, spec = self._peers.own_name, JobId(document["id"]), document["spec"] or {}
-        is_running, is_live = document["state"] in ("running", "stopping"), document["state"] != "ended"
+        own, job_id, spec = self._peers.own_name, JobId(job.id), job.spec or {}
+        is_running, is_live = job.state in ("running", "stopping"), job.state != "ended"
         has_files = is_live and bool(spec.get("tree") or spec.get("requirements"))
-        others = [share["node"] for share in document["nodes"]] if is_running else []
+        others = [NodeId(share.node) for share in job.nodes] if is_running else []
         if has_files:
-            others += set(self._peers.alive()).intersection(document["holders"])
+            others += set(self._peers.alive()).intersection(map(NodeId, job.holders or ()))
         fan_out = await self._peers.ask(first_unique(others, (own,)), "tasks", {"job_id": job_id}, LIST_TIMEOUT_S)
-        parts = {own: self._own_part(job_id), **fan_out.answers}
+        parts = {own: self._own_part(job_id), **fan_out.read(NodePart)}
         if has_files:
-            document["files_on"] = sorted(node for node, part in parts.items() if part.get("has_files"))
+            job.files_on = sorted(node for node, part in parts.items() if part.has_files)
         if is_running:
-            with_pauses(document, pauses(parts))
-            with_problems(document, parts)
-            with_reports(document, [each for part in parts.values() for each in part.get("reports", [])])
+            tasks = {node: part.tasks for node, part in parts.items()}
+            with_pauses(job, pauses(tasks))
+            with_problems(job, tasks)
+            with_reports(job, [each for part in parts.values() for each in part.reports])
 
-    def _own_part(self, job_id: JobId) -> Document:
+    def _own_part(self, job_id: JobId) -> NodePart:
         record = self._facts.record(job_id)
-        return {
-            "tasks": tasks_here(self._facts, job_id),
-            "reports": reported_here(self._facts, job_id),
-            "has_files": record is not None and self._agent.has_files(record.spec),
-        }
+        return NodePart(
+            tasks=tasks_here(self._facts, job_id),
+            reports=reported_here(self._facts, job_id),
+            has_files=record is not None and self._agent.has_files(record.spec),
+        )
 
     async def _explain(self, job_id: JobId, _: Call) -> HttpReply:
         record = self._record(job_id)
         job = job_document_now(record, self._facts)
-        if job["progress"]:
+        if job.progress:
             await self._ask_its_nodes(job)
         model = None if record.is_ended else await self._model(job_id)
         outlook = None if record.is_ended else await self._outlook(record)
-        known = {"progress": job["progress"], "model": model, "outlook": outlook}
-        return answer({**why_document(record, self._facts), **known})
+        return answer(why_document(record, self._facts, job.progress, model, outlook))
 
     def _record(self, job_id: JobId) -> JobRecord:
         record = self._facts.record(job_id)
@@ -399,10 +408,10 @@ class JobRoutes:
         if isinstance(reply, Refused):
             raise from_refusal(_with_remedy(reply))
         record = reply.record if isinstance(reply, JobAccepted) else self._record(found.job_id)
-        document = job_document_now(record, self._facts)
+        job = job_document_now(record, self._facts)
         if isinstance(command, CancelJob):
-            document["had_ended"] = before is not None and before.is_ended
-        return answer(document, 202)
+            return answer({**structs.asdict(job), "had_ended": before is not None and before.is_ended}, 202)
+        return answer(job, 202)
 
     async def _at_holders(self, found: Found, call: Call, command: Command) -> HttpReply:
         """Have the shepherd do it if one acts, else any holder: this agent if it has the record."""

@@ -21,7 +21,6 @@ from swarm_agent.http.peers import LIST_TIMEOUT_S, Absent, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.http.views import (
-    aged,
     gpu_document,
     member_document,
     node_document,
@@ -30,7 +29,7 @@ from swarm_agent.http.views import (
     status_document,
     task_document,
 )
-from swarm_agent.http.when import rfc3339, utc_of
+from swarm_agent.http.when import aged, rfc3339, utc_of
 from swarmsched.api import API_VERSION, NODE_CLOSENESS, near_word
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
 from swarmsched.documents import (
@@ -210,7 +209,7 @@ class Nodes:
     async def get_status(self, _: Call) -> HttpReply:
         """GET /v1/status."""
         found = await self._job_list.live()
-        submitted = {JobId(job["id"]): utc_of(job["submitted_at"]) for job in found.jobs}
+        submitted = {JobId(job.id): utc_of(job.submitted_at) for job in found.jobs}
         foreseen = await self._agent.foresee(submitted) if submitted else None
         fairness = fairness_document(foreseen, submitted)
         told = {"fairness": fairness, "between_shepherds": found.unclaimed, **found.absent}

@@ -4,44 +4,30 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 
 from swarm_agent.http.exchange import Document
-from swarm_agent.http.schema import COUNT, NUMBER, TEXT, TIME, Schema, choice, maybe
 from swarm_agent.http.when import rfc3339
 from swarm_agent.planner import Foreseen
 from swarmsched.api import JobState
-from swarmsched.documents import FairnessDocument, WorstJobDocument
+from swarmsched.documents import FairnessDocument, OutlookDocument, WorstJobDocument
 from swarmsched.ids import JobId, handle
-from swarmsched.models.deadlines import Prospect, prospect
+from swarmsched.models.deadlines import prospect
 from swarmsched.record import JobRecord
 from swarmsched.view import Span
 
-OUTLOOK: Schema = {
-    "starts_at": maybe(TIME),
-    "starts_at_earliest": maybe(TIME),
-    "starts_at_latest": maybe(TIME),
-    "ends_at": maybe(TIME),
-    "ends_at_earliest": maybe(TIME),
-    "ends_at_latest": maybe(TIME),
-    "deadline": maybe(choice(*(each.value for each in Prospect))),
-    "ranks_least": maybe(COUNT),
-    "rho": maybe(NUMBER),
-    "problem": TEXT,
-}
 
-
-def outlook_of(foreseen: Foreseen | None, job: JobRecord) -> Document | None:
+def outlook_of(foreseen: Foreseen | None, job: JobRecord) -> OutlookDocument | None:
     """Of one job that has not ended; null where the planner has not told of it."""
     outlook = foreseen.outlooks.get(job.job_id) if foreseen else None
     if foreseen is None or outlook is None or job.is_ended:
         return None
     utc_s, deadline_utc_s, is_queued = foreseen.seen_utc_s, job.spec.deadline_utc_s, job.state is JobState.QUEUED
-    return {
+    return OutlookDocument(
         **_times("starts_at", outlook.start if is_queued else None, utc_s),
         **_times("ends_at", outlook.end, utc_s),
-        "deadline": prospect(outlook.end, deadline_utc_s - utc_s).value if deadline_utc_s else None,
-        "ranks_least": outlook.ranks_least or None,
-        "rho": round(outlook.rho(max(0.0, utc_s - job.submitted_utc_s)), 3) or None,
-        "problem": outlook.problem if is_queued else "",
-    }
+        deadline=prospect(outlook.end, deadline_utc_s - utc_s).value if deadline_utc_s else None,
+        ranks_least=outlook.ranks_least or None,
+        rho=round(outlook.rho(max(0.0, utc_s - job.submitted_utc_s)), 3) or None,
+        problem=outlook.problem if is_queued else "",
+    )
 
 
 def fairness_document(foreseen: Foreseen | None, submitted: Mapping[JobId, float]) -> FairnessDocument | None:

@@ -2,90 +2,75 @@
 
 from collections.abc import Iterable
 
-from swarm_agent.http.exchange import Document
+from msgspec.structs import fields
+
 from swarm_agent.http.facts import AgentFacts
-from swarm_agent.http.schema import COUNT, NUMBER, SECONDS, TEXT, TIME, Schema, choice, maybe
 from swarm_agent.http.when import rfc3339
 from swarm_agent.task.reports import Reported
+from swarmsched.documents import JobDocument, NodeReport, ProgressDocument
 from swarmsched.ids import JobId, TaskKey
-from swarmsched.models.progress import FIGURES
 
 SOURCES = {"total_steps": "steps", "total_epochs": "epochs", "target_loss": "loss"}
-WITHOUT_INTERVAL = {"remaining_seconds_low": None, "remaining_seconds_high": None}
-UNKNOWN, TIME_LIMIT = "unknown", "time_limit"
-
-PROGRESS: Schema = {
-    "attempt": COUNT,
-    "ratio": maybe(NUMBER),
-    "remaining_seconds": maybe(SECONDS),
-    "remaining_seconds_low": maybe(SECONDS),
-    "remaining_seconds_high": maybe(SECONDS),
-    "source": choice(*SOURCES.values(), TIME_LIMIT, UNKNOWN),
-    "rank": maybe(COUNT),
-    **dict.fromkeys(FIGURES, maybe(NUMBER)),
-    "step_seconds": maybe(SECONDS),
-    "samples_per_second": maybe(NUMBER),
-    "reported_at": maybe(TIME),
-    "oddities": maybe({"type": "object", "additionalProperties": COUNT}),
-    "problem": maybe(TEXT),
-}
-"""All null but `attempt` and `source` where nothing was reported and there is no time limit."""
+TIME_LIMIT = "time_limit"
+FIGURES_TOLD = tuple(each.name for each in fields(ProgressDocument) if each.name not in ("attempt", "source"))
 
 
-def by_time_limit(attempt: int, ran_s: float, limit_s: float) -> Document:
+def by_time_limit(attempt: int, ran_s: float, limit_s: float) -> ProgressDocument:
     """Of a job that runs, as far as its record tells."""
-    known = {**dict.fromkeys(PROGRESS), "attempt": attempt, "source": UNKNOWN}
+    known = ProgressDocument(attempt=attempt)
     if limit_s:
-        known |= {"source": TIME_LIMIT, "ratio": min(1.0, ran_s / limit_s)}
-        known["remaining_seconds"] = max(0.0, limit_s - ran_s)
+        known.source, known.ratio, known.remaining_seconds = (
+            TIME_LIMIT,
+            min(1.0, ran_s / limit_s),
+            max(0.0, limit_s - ran_s),
+        )
     return known
 
 
-def reported_here(facts: AgentFacts, job_id: JobId | None = None) -> list[Document]:
-    """What the tasks of this node reported, or those of one job; `job_id` in each says whose it is."""
+def reported_here(facts: AgentFacts, job_id: JobId | None = None) -> list[NodeReport]:
+    """What the tasks of this node reported, or those of one job."""
     tasks = facts.reported()
-    return [{"job_id": key[0], **_of_task(key, each)} for key, each in tasks.items() if job_id in (None, key[0])]
+    return [_of_task(key, each) for key, each in tasks.items() if job_id in (None, key[0])]
 
 
-def _of_task(key: TaskKey, reported: Reported) -> Document:
-    """Without what is not known."""
+def _of_task(key: TaskKey, reported: Reported) -> NodeReport:
     progress = reported.progress
-    document: Document = {
-        "attempt": key[1],
-        "rank": progress.rank,
-        **progress.figures,
-        "ratio": progress.ratio,
-        "step_seconds": progress.step_s,
-        "samples_per_second": progress.samples_per_s,
-        "reported_at": rfc3339(reported.reported_utc_s) if reported.reported_utc_s else None,
-        "oddities": dict(reported.oddities),
-        "problem": reported.problem or None,
-    }
     end, remaining = progress.end, progress.remaining
+    told = NodeReport(
+        job_id=key[0],
+        attempt=key[1],
+        rank=progress.rank,
+        ratio=progress.ratio,
+        step_seconds=progress.step_s,
+        samples_per_second=progress.samples_per_s,
+        reported_at=rfc3339(reported.reported_utc_s) if reported.reported_utc_s else None,
+        oddities=dict(reported.oddities),
+        problem=reported.problem or None,
+    )
+    for name, figure in progress.figures.items():
+        setattr(told, name, figure)
     if end and remaining:
-        document |= {
-            "remaining_seconds": remaining.seconds,
-            "remaining_seconds_low": remaining.low_s,
-            "remaining_seconds_high": remaining.high_s,
-            "source": SOURCES[end.goal],
-        }
-    return {name: value for name, value in document.items() if value is not None}
+        told.remaining_seconds, told.source = remaining.seconds, SOURCES[end.goal]
+        told.remaining_seconds_low, told.remaining_seconds_high = remaining.low_s, remaining.high_s
+    return told
 
 
-def with_reports(job: Document, reports: Iterable[Document]) -> None:
+def with_reports(job: JobDocument, reports: Iterable[NodeReport]) -> None:
     """Add to a job's document what its nodes told of this attempt.
 
     The lowest rank that tells a figure counts; of several that were the lowest one after another, who spoke last.
     """
-    known = job.get("progress")
-    if not known:
+    known = job.progress
+    if known is None:
         return
-    mine = [each for each in reports if each.get("attempt") == known["attempt"]]
-    limit = {name: known[name] for name in ("remaining_seconds", "source")}
-    for report in sorted(mine, key=lambda each: (-each["rank"], each.get("reported_at", ""))):
-        if "remaining_seconds" in report:
-            known |= WITHOUT_INTERVAL  # that of another rank
-        known |= {name: value for name, value in report.items() if name in PROGRESS}
-    left_s, limit_s = known["remaining_seconds"], limit["remaining_seconds"]
-    if limit_s is not None and left_s > limit_s:  # it will be stopped before it is done
-        known |= {**limit, **WITHOUT_INTERVAL}
+    mine = [each for each in reports if each.attempt == known.attempt]
+    limit_s, by = known.remaining_seconds, known.source
+    for report in sorted(mine, key=lambda each: (-(each.rank or 0), each.reported_at or "")):
+        if report.remaining_seconds is not None:
+            known.source, known.remaining_seconds_low, known.remaining_seconds_high = report.source, None, None
+        for name in FIGURES_TOLD:
+            if (value := getattr(report, name)) is not None:
+                setattr(known, name, value)
+    if limit_s is not None and (known.remaining_seconds or 0.0) > limit_s:  # it will be stopped before it is done
+        known.remaining_seconds, known.source = limit_s, by
+        known.remaining_seconds_low = known.remaining_seconds_high = None

@@ -16,16 +16,16 @@ from msgspec import structs
 from swarm_agent.http.exchange import Call, Document, HttpReply, answer, boolean, encode
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.idempotency import IdempotencyKeys
+from swarm_agent.http.job_document import job_document_now
 from swarm_agent.http.outlook import outlook_of
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, from_rejection, invalid
-from swarm_agent.http.views import job_document_now
 from swarmsched import ids
 from swarmsched.api import JobSpec, told
 from swarmsched.card import card_of
 from swarmsched.commands import CreateTicket, JobAccepted, SubmitJob, TicketIssued
-from swarmsched.documents import TicketDocument
+from swarmsched.documents import SubmittedJobDocument, TicketDocument
 from swarmsched.errors import JobRejected
 from swarmsched.gossip.record import NodeFlag
 from swarmsched.holders import HOLDERS_MAX, HOLDERS_WANTED, Holder
@@ -116,12 +116,14 @@ class SubmitRoutes:
         shown = job_document_now(reply.record, self._facts)
         if command.is_dry_run or command.spec.deadline_utc_s:
             more = [JobView(card_of(reply.record))] if command.is_dry_run and not reply.was_known else []
-            shown["outlook"] = outlook_of(await self._agent.foresee((reply.record.job_id,), more), reply.record)
+            shown.outlook = outlook_of(await self._agent.foresee((reply.record.job_id,), more), reply.record)
         is_new = not reply.was_known and not command.is_dry_run
         headers = {} if command.is_dry_run else {"Location": f"/v1/jobs/{reply.record.job_id}"}
         gpus = sum(each.record.total_gpus for each in self._facts.nodes())
-        document = {**shown, "was_known": reply.was_known, "dry_run": command.is_dry_run, "swarm_gpus": gpus}
-        return answer(document, 201 if is_new else 200, headers)
+        job = SubmittedJobDocument(
+            **structs.asdict(shown), was_known=reply.was_known, dry_run=command.is_dry_run, swarm_gpus=gpus
+        )
+        return answer(job, 201 if is_new else 200, headers)
 
     async def _ticket(self) -> TicketIssued:
         """One with three holders where three are alive: gossip brings a new member's name before its database."""

@@ -4,13 +4,14 @@ Any holder may answer for a job, and one that was cut off knows less than the ot
 remembers what it has told, passes over answers that are older, and where nothing newer can be had tells the same again.
 """
 
-import json
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from swarm_agent.http.exchange import HttpReply
+from swarmsched.documents import JobDocument
 from swarmsched.ids import JobId
 
 STAMP = "X-Swarm-Stamp"  # of an answer that rests on a record: EPOCH.VERSION
@@ -58,14 +59,14 @@ class Told:
         last = self._newest.get(job_id)
         return last.stamp if last else (0, 0)
 
-    def again(self, job_id: JobId) -> dict[str, Any] | None:
+    def again(self, job_id: JobId) -> JobDocument | None:
         """The document that was told last, with its age; None where it was told in part only."""
         last = self._newest.get(job_id)
         if last is None or not last.body:
             return None
-        document: dict[str, Any] = json.loads(last.body)
-        document["staleness_seconds"] = round(document["staleness_seconds"] + time.time() - last.told_utc_s, 3)
-        return document
+        job = msgspec.json.decode(last.body, type=JobDocument)
+        job.staleness_seconds = round(job.staleness_seconds + time.time() - last.told_utc_s, 3)
+        return job
 
 
 def stamp_header(stamp: Stamp) -> dict[str, str]:

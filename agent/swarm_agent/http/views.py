@@ -8,31 +8,40 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import asdict, replace
 
-from swarm_agent.attendance import Attendance, no_majority, present
+from swarm_agent.attendance import no_majority, present
 from swarm_agent.eventlog import LoggedEvent
-from swarm_agent.http import keys
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import AgentFacts, GpuFacts
-from swarm_agent.http.when import rfc3339
+from swarm_agent.http.when import aged, rfc3339
 from swarm_agent.installed import software_version
 from swarmsched import ids
-from swarmsched.api import API_VERSION, JobState
+from swarmsched.api import JobState
 from swarmsched.documents import (
     EventDocument,
+    FreeDocument,
     GpuCountsDocument,
     GpuDocument,
     GpuGroupDocument,
+    JobAheadDocument,
+    JobDocument,
     LiveCountsDocument,
     MemberCountsDocument,
     MemberDocument,
+    ModelDocument,
+    NeedsDocument,
     NodeDocument,
+    OutlookDocument,
     PolicyDocument,
+    ProgressDocument,
     QueueDocument,
     SettingDocument,
     StatusDocument,
     SurvivalDocument,
     TaskDocument,
+    TrailDocument,
+    VerdictDocument,
     WeakestDocument,
+    WhyDocument,
 )
 from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus
@@ -42,47 +51,22 @@ from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth
 from swarmsched.specification import QUEUES
 from swarmsched.task import TaskStage, TaskStatus
-from swarmsched.view import JobView, PolicySetting
+from swarmsched.view import PolicySetting
 
 LIVE_STATES = tuple(state.value for state in JobState if state is not JobState.ENDED)
 WEAKEST_SHOWN = 5
+SUMMARY_KEYS = ("id", "handle", "name", "user", "state", "submitted_at", "shepherd")
 
 
-def listing(items: Sequence[Document], **more: object) -> Document:
-    """A list document."""
-    return {"api_version": API_VERSION, "items": list(items), "next_cursor": None, **more}
-
-
-def aged(now_utc_s: float, age_s: float) -> Document:
-    """The two keys that tell how old something is."""
-    return {"as_of": rfc3339(now_utc_s - age_s), "staleness_seconds": round(age_s, 3)}
-
-
-def job_document(record: JobRecord, now_utc_s: float, attendance: Attendance) -> Document:
-    """A job by its record; `attendance` tells which of its holders are there."""
-    job = keys.ByRecord(record, now_utc_s, attendance)
-    return {**{key.name: key.of_record(job) for key in keys.JOB}, **aged(now_utc_s, 0.0)}
-
-
-def job_document_now(record: JobRecord, facts: AgentFacts) -> Document:
-    """A job as it is at this moment, for whoever asks about this one alone."""
-    return job_document(record, time.time(), facts.attendance_at(record.configuration))
-
-
-def card_document(view: JobView, now_utc_s: float) -> Document:
-    """A job of which only the card is known; keys that gossip does not carry are null."""
-    known = {key.name: key.of_card(view) if key.of_card else None for key in keys.JOB}
-    return {**known, **aged(now_utc_s, -view.written_s)}
-
-
-def job_summary(document: Mapping[str, Any]) -> Document:
+def job_summary(job: JobDocument) -> Document:
     """The few keys by which people tell jobs apart; for lists of matches."""
-    return {key: document.get(key) for key in ("id", "handle", "name", "user", "state", "submitted_at", "shepherd")}
+    return {key: getattr(job, key) for key in SUMMARY_KEYS}
 
 
 def bare_summary(job_id: ids.JobId, state: JobState, shepherd: NodeId | None = None) -> Document:
     """As `job_summary`, of a job of which little is known: by its location entry, or that it is past its retention."""
-    return job_summary({"id": job_id, "handle": ids.handle(job_id), "state": state.value, "shepherd": shepherd})
+    known = {"id": job_id, "handle": ids.handle(job_id), "state": state.value, "shepherd": shepherd}
+    return {key: known.get(key) for key in SUMMARY_KEYS}
 
 
 def member_document(member: MemberView, status: NodeStatus | None) -> MemberDocument:
@@ -192,41 +176,44 @@ def _occupied(node: NodeRecord) -> int:
     return max(0, node.total_gpus - node.free_gpus - unusable)
 
 
-def why_document(record: JobRecord, facts: AgentFacts) -> Document:
+def why_document(
+    record: JobRecord,
+    facts: AgentFacts,
+    progress: ProgressDocument | None,
+    model: ModelDocument | None,
+    outlook: OutlookDocument | None,
+) -> WhyDocument:
     """Why a job that is here waits, or has what it has, as its policy explains it."""
     spec = record.spec
-    asked = {**spec.to_json(), "gpus": spec.total_gpus}
     report, there = _report(record, facts), present(facts.members())
     nodes = facts.nodes()
     allowed = {each.record.node_id for each in nodes if allows(spec, each.record.node_id)} & there
     free = gpu_counts(nodes, allowed)
-    return {
-        "api_version": API_VERSION,
-        "job_id": record.job_id,
-        "handle": ids.handle(record.job_id),
-        "state": record.state.value,
-        "summary": report.reason,
-        "policy": report.policy,
-        "needs": {name: asked[name] for name in keys.NEEDS},
-        "needs_text": report.needs,
-        "free": {
-            "gpus": free.free,
-            "total_gpus": free.total,
-            "nodes": len(allowed),
-        },
-        "free_text": report.free,
-        "nodes": [{"node": each.node, "fits_ranks": each.ranks, "obstacle": each.reason} for each in report.nodes],
-        "ahead": [{"job_id": each.job_id, **each.to_json(), "name": "", "user": ""} for each in report.ahead],
-        "ahead_count": report.ahead_count,
-        "position": report.position,
-        "job_reason": report.job_reason,
-        "sentences": list(report.sentences()),
-        "trail": [
-            {"at": rfc3339(each.utc_s), "told": each.told, "by": each.by, "changes": list(each.changes)}
+    return WhyDocument(
+        job_id=record.job_id,
+        handle=ids.handle(record.job_id),
+        state=record.state.value,
+        summary=report.reason,
+        policy=report.policy,
+        needs=convert({**spec.to_json(), "gpus": spec.total_gpus}, NeedsDocument),
+        needs_text=report.needs,
+        free=FreeDocument(gpus=free.free, total_gpus=free.total, nodes=len(allowed)),
+        free_text=report.free,
+        nodes=[VerdictDocument(node=each.node, fits_ranks=each.ranks, obstacle=each.reason) for each in report.nodes],
+        ahead=[JobAheadDocument(job_id=each.job_id, **each.to_json(), name="", user="") for each in report.ahead],
+        ahead_count=report.ahead_count,
+        position=report.position,
+        job_reason=report.job_reason,
+        sentences=list(report.sentences()),
+        trail=[
+            TrailDocument(at=rfc3339(each.utc_s), told=each.told, by=each.by, changes=list(each.changes))
             for each in facts.trail(record.job_id)
         ],
         **aged(time.time(), max((each.age_s for each in nodes), default=0.0)),
-    }
+        progress=progress,
+        model=model,
+        outlook=outlook,
+    )
 
 
 def _report(record: JobRecord, facts: AgentFacts) -> WhyReport:
@@ -245,35 +232,43 @@ def _report(record: JobRecord, facts: AgentFacts) -> WhyReport:
     return replace(report, reason=f"{lost} ({remedy}){plan}")
 
 
-def queue_documents(jobs: Iterable[Mapping[str, Any]]) -> list[QueueDocument]:
+def queue_documents(jobs: Iterable[JobDocument]) -> list[QueueDocument]:
     """Every queue with its live jobs by state and the GPUs that they hold or ask for."""
     counts = {name: Counter[str]() for name in QUEUES}
     gpus: Counter[str] = Counter()
     for job in jobs:
-        if job["queue"] in counts and job["state"] in LIVE_STATES:
-            counts[job["queue"]][job["state"]] += 1
-            gpus[job["queue"]] += job["gpus"] or 0
+        if job.queue in counts and job.state in LIVE_STATES:
+            counts[job.queue][job.state] += 1
+            gpus[job.queue] += job.gpus
     return [QueueDocument(name=name, jobs=LiveCountsDocument(**counts[name]), gpus=gpus[name]) for name in QUEUES]
 
 
-def survival(jobs: Iterable[Mapping[str, Any]]) -> SurvivalDocument:
+def survival(jobs: Iterable[JobDocument]) -> SurvivalDocument:
     """How many deaths of holders the live jobs survive, and which survive the fewest."""
-    live = [job for job in jobs if job["state"] in LIVE_STATES]
-    known = [job for job in live if job.get("survives_deaths") is not None]
-    known.sort(key=lambda job: (job.get("has_majority") is not False, job["survives_deaths"], job["id"]))
-    lost = sum(job.get("has_majority") is False for job in known)
-    counts = Counter(job["survives_deaths"] for job in known[lost:])
-    keys = ("id", "handle", "name", "survives_deaths", "has_majority")
+    live = [job for job in jobs if job.state in LIVE_STATES]
+    known = [job for job in live if job.survives_deaths is not None]
+    known.sort(key=lambda job: (job.has_majority is not False, job.survives_deaths, job.id))
+    lost = sum(job.has_majority is False for job in known)
+    counts = Counter(job.survives_deaths for job in known[lost:])
     return SurvivalDocument(
-        jobs={str(deaths): counts[deaths] for deaths in sorted({0, 1, *counts})},
+        jobs={str(deaths): counts[deaths] for deaths in sorted({0, 1, *filter(None, counts)})},
         without_majority=lost,
         unknown=len(live) - len(known),
-        weakest=[convert({key: job.get(key) for key in keys}, WeakestDocument) for job in known[:WEAKEST_SHOWN]],
+        weakest=[
+            WeakestDocument(
+                id=job.id,
+                handle=job.handle,
+                name=job.name,
+                survives_deaths=job.survives_deaths,
+                has_majority=job.has_majority,
+            )
+            for job in known[:WEAKEST_SHOWN]
+        ],
     )
 
 
 def status_document(
-    node: NodeId, facts: AgentFacts, jobs: Sequence[Mapping[str, Any]], told: Mapping[str, Any]
+    node: NodeId, facts: AgentFacts, jobs: Sequence[JobDocument], told: Mapping[str, Any]
 ) -> StatusDocument:
     """The swarm in a few numbers; `jobs` are the live ones, and `told` says which of them may be missing."""
     members, nodes, (setting, version) = facts.members(), facts.nodes(), facts.setting()
@@ -283,7 +278,7 @@ def status_document(
         policy=PolicyDocument(name=setting.name, **_setting_keys(setting, version)),
         members=MemberCountsDocument(**Counter(member.status.value for member in members)),
         gpus=gpu_counts(nodes, present(members)),
-        jobs=LiveCountsDocument(**Counter(job["state"] for job in jobs)),
+        jobs=LiveCountsDocument(**Counter(job.state for job in jobs)),
         survival=survival(jobs),
         **told,
         **aged(time.time(), max((each.age_s for each in nodes), default=0.0)),

@@ -6,13 +6,13 @@ On the shepherd a watcher sleeps until a step of the core has changed the record
 import asyncio
 from collections.abc import AsyncIterator
 
-from swarm_agent.http.exchange import Document
+from swarm_agent.http.exchange import Document, as_object
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.find import Found, JobFinder, over
+from swarm_agent.http.job_document import job_document_now
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.stream import closing
-from swarm_agent.http.views import job_document_now
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import JobId, NodeId
 
@@ -134,7 +134,7 @@ class JobWatch:
             record = self._facts.record(job_id)
             assert record is not None, "local jobs have a record"
             key = self._changes.key(job_id)
-            yield job_document_now(record, self._facts)
+            yield as_object(job_document_now(record, self._facts))
             if record.is_ended:
                 return
             await self._changes.wait(job_id, key)

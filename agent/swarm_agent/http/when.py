@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 from swarm_agent.http.parameter import WORD_SHOWN, Parameter
 from swarm_agent.http.problem import bad_parameter
@@ -13,6 +14,11 @@ LATEST_UTC_S = 253_402_300_799.0  # the last second that RFC 3339 can write
 def rfc3339(utc_s: float) -> str:
     """Milliseconds, UTC, `Z`."""
     return datetime.fromtimestamp(utc_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def aged(now_utc_s: float, age_s: float) -> dict[str, Any]:
+    """The two keys that tell how old something is."""
+    return {"as_of": rfc3339(now_utc_s - age_s), "staleness_seconds": round(age_s, 3)}
 
 
 def utc_of(text: str) -> float:

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from swarm_agent.attendance import Attendance
+from swarm_agent.http.job_document import ByRecord
 from swarm_agent.http.jobs import signal_number
-from swarm_agent.http.keys import ByRecord
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.when import rfc3339
 from swarm_agent.supervision.kept_work import KeptFolder
