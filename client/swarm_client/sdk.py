@@ -54,6 +54,7 @@ from swarm_client.conversation import (
 from swarm_client.failure import Failure
 from swarm_client.job_request import caller
 from swarmsched.api import EndReason, JobSpec, JobState, told
+from swarmsched.documents import EventDocument, JobDocument, NodeDocument
 from swarmsched.errors import AgentUnreachable, ConfigError, FieldProblem, JobRejected, SwarmError
 
 LINE_BYTES_LIMIT = 8 * 2**20
@@ -108,6 +109,11 @@ class Job:
         """True once nothing about the job changes any more."""
         return self.state is JobState.ENDED
 
+    @property
+    def told(self) -> JobDocument:
+        """The whole answer with types: `job.told.outlook.starts_at`.  Keys of a newer agent are in `document` alone."""
+        return msgspec.convert(self.document, JobDocument)
+
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
@@ -142,6 +148,11 @@ class NodeInfo:
     jobs: tuple[str, ...] = ()
     document: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def told(self) -> NodeDocument:
+        """The whole answer with types, its GPUs and tasks included."""
+        return msgspec.convert(self.document, NodeDocument)
+
 
 @dataclass(frozen=True, slots=True)
 class SwarmEvent:
@@ -154,6 +165,11 @@ class SwarmEvent:
     job_id: str | None = None
     cursor: str = ""
     document: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def told(self) -> EventDocument:
+        """The whole answer with types, its fields included."""
+        return msgspec.convert(self.document, EventDocument)
 
 
 class SwarmClient:

@@ -3,10 +3,12 @@ import json
 
 import pytest
 from aiohttp import web
+from msgspec.structs import fields
 
 from swarm_client import SwarmClient
 from swarm_client.sdk import SwarmRequestError
 from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.documents import OutlookDocument
 from swarmsched.errors import AgentUnreachable, ConfigError, JobRejected
 from tests.client.testing import JOB_ID, TOKEN, end, ended, job_document, log, problem, state
 
@@ -271,3 +273,13 @@ async def test_a_recovery_is_forced_and_its_refusal_typed(serve):
         with pytest.raises(SwarmRequestError, match="2 of 3") as caught:
             await swarm.recover(JOB_ID)
     assert caught.value.code == "conflict"
+
+
+async def test_all_that_an_agent_told_can_be_had_with_types(serve):
+    outlook = dict.fromkeys(each.name for each in fields(OutlookDocument)) | {"rho": 1.5, "problem": ""}
+    told = job_document(outlook=outlook, later="x")
+    address = await serve({("GET", f"/v1/jobs/{JOB_ID}"): answer(told)})
+    async with SwarmClient([address], token=TOKEN) as swarm:
+        job = await swarm.job(JOB_ID)
+    assert (job.told.outlook.rho, job.told.nodes[1].ranks) == (1.5, 2)
+    assert job.document["later"] == "x"
