@@ -5,12 +5,14 @@ calls it again on what arrives.  All problems of a request are reported together
 and a remedy.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, field
+from msgspec.structs import replace
 
 from swarmsched.errors import FieldProblem, JobRejected, ProtocolError
 from swarmsched.estimate import BatchRange, GpuBatch, StepCost
@@ -29,13 +31,16 @@ from swarmsched.fields import (
     is_text,
 )
 from swarmsched.ids import NodeId, is_node_name
-from swarmsched.resources import LABEL_FORM, Demand, is_label
+from swarmsched.resources import LABEL_FORM, Demand, GangDemand, GroupNeed, is_label
 from swarmsched.specification import (
     BATCH_LIMIT,
     BY_GPU,
     ENVIRONMENT_BYTES_LIMIT,
     FIELDS,
+    GROUP_KEYS,
+    GROUPS_LIMIT,
     NODES_LIMIT,
+    RANKS_LIMIT,
     SOURCES_LIMIT,
     VARIABLES_LIMIT,
     WORDS_LIMIT,
@@ -48,6 +53,7 @@ DEFAULT_QUEUE = "default"
 DEFAULT_GRACE_S = 30.0
 DEFAULT_MAX_RESTARTS = 5
 MODEL_LIMIT = 63  # letters of a part of a GPU's model
+_GROUP_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 WORK_NEEDED = ("local_batch", "sample_flops", "parameter_bytes")
 WORK_COUNTS = ("local_batch", "optimizer_slots")
 WORK_LIMITS = dict.fromkeys(StepCost.__struct_fields__, 10**18) | {"local_batch": BATCH_LIMIT, "optimizer_slots": 255}
@@ -109,6 +115,20 @@ class Isolation(Enum):
     CONTINUE = "continue"
 
 
+class RankGroup(Value):
+    """Ranks of a job with a command and a demand of their own, beside those of its first group.
+
+    The job ends with its first group: ranks of others that still run are told to stop then.
+    """
+
+    name: Name
+    command: Annotated[tuple[LongText, ...], Meta(max_length=WORDS_LIMIT)]
+    ranks: U16 = 1
+    demand: Demand = field(default_factory=Demand)
+    per_node: bool = False
+    env: Environment = field(default_factory=dict)  # all of it: those of the first group are not set here
+
+
 class JobSpec(Value):
     """What a user asked for; once accepted nothing of it changes but the world sizes, which people may (`ScaleJob`).
 
@@ -150,6 +170,8 @@ class JobSpec(Value):
     restartable: bool = False  # it may be stopped and begun again, though it has committed no checkpoint
     deadline_utc_s: Seconds = 0.0  # by when it is to have ended, seconds since 1970; 0: none
     mixed_gpus: bool = False  # its ranks may be on GPUs of several models at once
+    group: Name = ""  # the name of its first group, which all the fields above describe
+    groups: Annotated[tuple[RankGroup, ...], Meta(max_length=GROUPS_LIMIT)] = ()  # beside it, all of a fixed size
 
     @property
     def is_resizable(self) -> bool:
@@ -164,7 +186,57 @@ class JobSpec(Value):
     @property
     def total_gpus(self) -> int:
         """GPUs of the whole gang, the smallest that it takes."""
-        return self.ranks * self.demand.gpus
+        return self.ranks * self.demand.gpus + sum([each.ranks * each.demand.gpus for each in self.groups])
+
+    @property
+    def needs(self) -> Demand:
+        """What each rank needs, and what other groups need beside the first."""
+        return gang_demand(self.demand, tuple([GroupNeed(each.ranks, each.demand) for each in self.groups]))
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """Names of all groups, by their numbers; none of a job that has but one."""
+        return (self.group, *[each.name for each in self.groups]) if self.groups else ()
+
+    def first_number(self, group: int) -> int:
+        """The number of a group's first rank among all ranks of an attempt: those of the first group come last.
+
+        The others have a fixed size, so that a rank of theirs has the same number in every attempt.
+        """
+        return sum([each.ranks for each in (self.groups[: group - 1] if group else self.groups)])
+
+    def in_group(self, number: int) -> tuple[str, int]:
+        """The name of the group of a rank, by its number among all, and its number in that group."""
+        for group, each in enumerate(self.groups, 1):
+            index = number - self.first_number(group)
+            if 0 <= index < each.ranks:
+                return each.name, index
+        return self.group, number - self.first_number(0)
+
+    def rank_name(self, number: int) -> str:
+        """What people call a rank by its number among all: `3`, or `server.0` where there are groups."""
+        name, index = self.in_group(number)
+        return f"{name}.{index}" if self.groups else str(number)
+
+    def of_group(self, group: int) -> "JobSpec":
+        """The specification as ranks of one group have it, as if there were no others; 0 is the first group."""
+        if not group:
+            return replace(self, groups=()) if self.groups else self
+        own = self.groups[group - 1]
+        return replace(
+            self,
+            command=own.command,
+            ranks=own.ranks,
+            ranks_most=0,
+            demand=own.demand,
+            per_node=own.per_node,
+            env=own.env,
+            elastic=False,
+            batches=BatchRange(),
+            work=None,
+            group=own.name,
+            groups=(),
+        )
 
     @classmethod
     def from_json(cls, document: object) -> "JobSpec":
@@ -179,8 +251,19 @@ class JobSpec(Value):
         return {row.key: _SHOWN.get(row.kind, _same)(at(self)) for row, at in _PLACES}
 
 
+def gang_demand(demand: Demand, beside: tuple[GroupNeed, ...]) -> Demand:
+    """What each rank needs, with what other groups need beside it."""
+    fields = {name: getattr(demand, name) for name in Demand.__struct_fields__} if beside else {}
+    return GangDemand(**fields, beside=beside) if beside else demand
+
+
 def _same(value: Any) -> Any:
     return value
+
+
+def _group_to_json(group: RankGroup) -> dict[str, Any]:
+    shown = {row.key: _SHOWN.get(row.kind, _same)(at(group)) for row, at in _PLACES if row.key in GROUP_KEYS}
+    return {"name": group.name, **shown}
 
 
 _PLACES = tuple([(row, attrgetter(row.place)) for row in FIELDS])
@@ -192,6 +275,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "choice": lambda word: getattr(word, "value", word),
     "gpu_limits": lambda limits: {each.gpu: each.most for each in limits},
     "work": lambda work: work and {name: getattr(work, name) for name in WORK_LIMITS},
+    "groups": lambda groups: [_group_to_json(each) for each in groups],
 }
 """JSON of a field's value, where it is not the value itself."""
 
@@ -225,12 +309,13 @@ class _SpecReader:
     def __init__(self, document: object) -> None:
         self._document: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
         self._problems: list[FieldProblem] = []
+        self._known: Mapping[str, Any] = {}
         if not isinstance(document, Mapping):
             self._complain("", f"must be an object, not {type(document).__name__}", "send a JSON object")
 
     def read(self) -> JobSpec:
         default = JobSpec(command=())
-        known = default.to_json()
+        known = self._known = default.to_json()
         for key in self._document:
             if key not in known:
                 self._complain(
@@ -397,6 +482,47 @@ class _SpecReader:
         counts = {name: int(figures.get(name, 0)) for name in WORK_COUNTS}
         return StepCost(**{**figures, **counts})
 
+    def _name(self, row: SpecField, value: object) -> str:
+        """A name of a group, which variables and the labels of ranks are made of."""
+        if value == "" or (isinstance(value, str) and len(value) <= row.high and _GROUP_NAME.fullmatch(value)):
+            return str(value)
+        remedy = f"at most {row.high} small letters, digits, '-' and '_', the first a letter"
+        raise _Wrong(row.key, f"{_say(value)} is not a name of a group", remedy)
+
+    def _groups(self, row: SpecField, value: object) -> tuple[RankGroup, ...]:
+        """Each is read as a job that has nothing but what a group may have."""
+        found, names = list[RankGroup](), {str(self._document.get("group", ""))}
+        for index, document in enumerate(_listed(row, value, "groups", 'such as {"name": "server", ...}', "has {}")):
+            place = f"{row.key}/{index}"
+            group = self._group(row, place, document)
+            if group is not None and group.name in names:
+                self._complain(f"{place}/name", f"{_say(group.name)} names another group too", "name each group once")
+            elif group is not None:
+                names.add(group.name)
+                found.append(group)
+        return tuple(found)
+
+    def _group(self, row: SpecField, place: str, document: object) -> RankGroup | None:
+        if not isinstance(document, Mapping):
+            raise _Wrong(place, f"must be an object, not {_say(document)}", "name its name and its command")
+        keys = ("name", *GROUP_KEYS)
+        for key in [key for key in document if key not in keys]:
+            what = "is the job's, not a group's" if key in self._known else "unknown key"
+            self._complain(f"{place}/{key}", f"{what}{nearest(str(key), keys)}", "move or remove it")
+        own = {key: document[key] for key in GROUP_KEYS if key in document}
+        reader = _SpecReader({**own, "group": document.get("name")})
+        try:
+            spec = reader.read()
+        except JobRejected as rejected:
+            for each in rejected.problems:
+                pointer = "/name" if each.pointer == "/group" else each.pointer
+                self._complain(f"{place}{pointer}", each.problem, each.remedy)
+            return None
+        if not spec.group:
+            self._complain(f"{place}/name", "is missing", "name the group, such as server")
+            return None
+        return RankGroup(spec.group, spec.command, spec.ranks, spec.demand, spec.per_node, spec.env)
+
     _READERS: ClassVar[dict[str, Callable[["_SpecReader", SpecField, Any], Any]]] = {
         "words": _words,
         "text": _text,
@@ -414,6 +540,8 @@ class _SpecReader:
         "labels": _labels,
         "gpu_limits": _gpu_limits,
         "work": _work,
+        "name": _name,
+        "groups": _groups,
     }
     """By the kind of a field."""
 
@@ -453,6 +581,17 @@ class _SpecReader:
             )
         if read["slurm_env"] and asked.get("elastic"):
             self._complain("slurm_env", "cannot be had with elastic", "leave one of the two out: ranks change there")
+        variables = [text for each in read["groups"] for pair in each.env.items() for text in pair]
+        if variables and sum([len(text.encode()) + 1 for text in variables]) > ENVIRONMENT_BYTES_LIMIT:
+            problem = f"have more than {ENVIRONMENT_BYTES_LIMIT} bytes of variables together"
+            self._complain("groups", problem, "ship a file of them, and read it there")
+        if read["groups"] and not read["group"]:
+            self._complain("group", "is missing", "name the first group, such as worker, where there are others")
+        others, ranks = sum([each.ranks for each in read["groups"]]), max(read["ranks"], read["ranks_most"])
+        if others + ranks > RANKS_LIMIT:
+            self._complain(
+                "groups", f"have {others + ranks} ranks together", f"at most {RANKS_LIMIT}, all groups together"
+            )
 
 
 def _batch_problems(batches: BatchRange, ranks: int, ranks_most: int) -> Iterator[tuple[str, str, str]]:

@@ -21,7 +21,8 @@ from swarmsched.estimate import Estimate, Resizable, batches_of, is_computable
 from swarmsched.fields import I32, SECONDS_MOST, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
 from swarmsched.program import PROGRAM_LENGTH, program_of
 from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Share, Shares, ranks_by_node
+from swarmsched.resources import Demand, GroupNeed, Shares, merged, needs_beside
+from swarmsched.specification import GROUPS_LIMIT
 from swarmsched.wire.codec import decode_value, encode_value
 
 CARD_BYTES_LIMIT = 1_024
@@ -84,6 +85,7 @@ class JobCard(Value):
     rests_s: U16 = 0  # when the card was written: so long it is not started, since its gang broke again and again
     kept_s: U53 = 0  # whole seconds since its size or hosts last changed, when the card was written; 0: they have not
     paused_s: U53 = 0  # whole seconds of its training that such changes have cost it, but for forced ones
+    groups: Annotated[tuple[GroupNeed, ...], Meta(max_length=GROUPS_LIMIT)] = ()  # beside the first, by their numbers
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -137,7 +139,7 @@ def card_of(
         time_limit_s=spec.time_limit_s,
         queued_s=queued_s,
         running_s=running_s,
-        shares=tuple([Share(node, ranks) for node, ranks in ranks_by_node(record.shares).items()]),
+        shares=merged(record.shares),
         rank_key=rank_key,
         policy_id=policy_id,
         reason=record.reason[:REASON_LENGTH],
@@ -157,6 +159,7 @@ def card_of(
         program=program_of(spec.command, spec.tree, spec.workdir),
         kept_s=_kept_s(record, utc_s),
         paused_s=round(min(record.paused_s, SECONDS_MOST)),
+        groups=needs_beside(spec.needs),
     )
 
 
@@ -202,19 +205,26 @@ def tombstone(card: JobCard, *, has_completed: bool = False, ended_utc_s: int = 
     return replace(gone, nodes=(), exclude=(), hidden_nodes=0, hidden_ranks=0)
 
 
+def _without_constraints(card: JobCard) -> JobCard:
+    demands = (card.demand, *[each.demand for each in card.groups])
+    is_bound = any(each.refused_gpus or each.labels for each in demands)
+    return replace(
+        card,
+        nodes=(),
+        exclude=(),
+        demand=replace(card.demand, refused_gpus=(), labels=()),
+        groups=tuple([replace(one, demand=replace(one.demand, refused_gpus=(), labels=())) for one in card.groups]),
+        hides_constraints=bool(card.nodes or card.exclude or is_bound),
+    )
+
+
 _SHORTER: tuple[Callable[[JobCard], JobCard], ...] = (
     lambda card: replace(card, reason=""),
     lambda card: replace(card, program=""),
     lambda card: replace(card, estimate=card.estimate and replace(card.estimate, points=())),
     lambda card: replace(card, name=card.name[:8], user=card.user[:8], queue=card.queue[:8]),
     lambda card: replace(card, elastic=card.elastic and replace(card.elastic, batches=card.elastic.batches.on(""))),
-    lambda card: replace(
-        card,
-        nodes=(),
-        exclude=(),
-        demand=replace(card.demand, refused_gpus=(), labels=()),
-        hides_constraints=bool(card.nodes or card.exclude or card.demand.refused_gpus or card.demand.labels),
-    ),
+    _without_constraints,
 )
 """What a card that is too large gives up, in this order, before any of its shares."""
 

@@ -436,12 +436,29 @@ class StoredPackDocument(msgspec.Struct, kw_only=True):
 
 
 class JobNodeDocument(msgspec.Struct, kw_only=True):
-    """A node of a job and its ranks there; `first_rank` is null where ranks change, `is_paused` where nobody says."""
+    """Ranks of a job, or of one group of it, on one node.
+
+    `first_rank` counts in the group; it is null where ranks change, and `is_paused` where nobody says.
+    """
 
     node: str
     ranks: Count | None
     first_rank: Count | None
     is_paused: bool | None = None
+    group: str | None = None
+
+
+class GroupDocument(msgspec.Struct, kw_only=True):
+    """A group of a job that has several; `world_size` are the ranks that it has now, `needs` says what they need."""
+
+    name: str
+    command: list[str]
+    ranks: Count
+    ranks_most: Count
+    gpus_per_rank: Count
+    needs: str
+    world_size: Count
+    nodes: list[str]
 
 
 class WorkerDocument(msgspec.Struct, kw_only=True):
@@ -595,6 +612,7 @@ class JobDocument(msgspec.Struct, kw_only=True):
     ranks_most: Count | None
     world_size: Count | None
     nodes: list[JobNodeDocument]
+    groups: list[GroupDocument] | None = None
     world: WorldDocument | None
     attempt: Count
     epoch: Count
@@ -624,6 +642,7 @@ class JobDocument(msgspec.Struct, kw_only=True):
     detail: str | None
     failed_node: str | None
     failed_rank: Count | None
+    failed_group: str | None = None
     relaunches: Count | None
     source: Annotated[str, one_of("record", "card")]
     as_of: Time

@@ -11,8 +11,9 @@ from swarmsched.checkpoint import Checkpoint
 from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Part, Port, Text, Value, cleaned
 from swarmsched.holders import HOLDERS_MAX, Configuration, Holders
 from swarmsched.ids import Place
-from swarmsched.resources import Share, Shares, world_size
-from swarmsched.task import TaskFailure
+from swarmsched.resources import Share, Shares, gpus_of, of_first, of_others, world_size
+from swarmsched.specification import GROUPS_LIMIT
+from swarmsched.task import Meeting, TaskFailure
 from swarmsched.world import World
 
 SIGTERM = 15
@@ -123,6 +124,7 @@ class JobRecord(Value):
     counted_s: Amount = 0.0  # of this attempt, for which `attained_gpu_s` has its service already
     start_faults: Annotated[tuple[StartFault, ...], Meta(max_length=START_FAULTS_MOST)] = ()  # since its ranks ran last
     paused_s: Amount = 0.0  # all changes of its size or hosts together, but for forced ones
+    meetings: Annotated[tuple[Meeting, ...], Meta(max_length=GROUPS_LIMIT)] = ()  # of groups beside the first
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -137,7 +139,7 @@ class JobRecord(Value):
     @property
     def gpus(self) -> int:
         """What it holds; what it wants at least while it holds nothing."""
-        return world_size(self.shares) * self.spec.demand.gpus if self.shares else self.spec.total_gpus
+        return gpus_of(self.shares, self.spec.needs) if self.shares else self.spec.total_gpus
 
     @property
     def members(self) -> tuple[Share, ...]:
@@ -147,8 +149,8 @@ class JobRecord(Value):
 
     @property
     def training(self) -> tuple[Share, ...]:
-        """Parts that train, or are to as soon as all have started: of a gang of fixed size the whole of it."""
-        return self.members or self.shares
+        """Parts that train, or are to as soon as all have started: of a gang of fixed size all of the first group."""
+        return self.members or of_first(self.shares)
 
     @property
     def nearest_size(self) -> int:
@@ -164,14 +166,14 @@ class JobRecord(Value):
     @property
     def serving_gpus(self) -> int:
         """GPUs of the parts that train: what is held for newcomers, and by those that leave, serves nobody."""
-        return world_size(self.training) * self.spec.demand.gpus
+        return gpus_of((*self.training, *of_others(self.shares)), self.spec.needs)
 
     @property
     def leaving(self) -> tuple[Share, ...]:
         """Parts of an elastic attempt that train no more, or never did, and may have processes."""
         world = self.world
         wanted = (*world.members, *world.joining)
-        return tuple(share for share in self.shares if share.part not in wanted) if world.version else ()
+        return tuple(each for each in of_first(self.shares) if each.part not in wanted) if world.version else ()
 
     @property
     def joining(self) -> tuple[Share, ...]:

@@ -12,8 +12,9 @@ from enum import Enum
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
-from swarmsched.fields import U16, U32, U53, Name, Part, Value
+from swarmsched.fields import U8, U16, U32, U53, Name, Part, Value
 from swarmsched.ids import NodeId, Place
 
 
@@ -80,6 +81,29 @@ class Demand(Value):
         return (self.gpu_type, self.gpu_memory_bytes, self.refused_gpus)
 
 
+class GroupNeed(Value):
+    """What a group of ranks needs that a gang has beside its first one."""
+
+    ranks: U16
+    demand: Demand
+
+
+class GangDemand(Demand):
+    """What each rank of a gang's first group needs, and what its other groups need `beside` it, by their numbers."""
+
+    beside: tuple[GroupNeed, ...] = ()
+
+
+def demand_of(demand: Demand, group: int) -> Demand:
+    """What each rank of a group needs; 0 is the first group."""
+    return demand.beside[group - 1].demand if group and isinstance(demand, GangDemand) else demand
+
+
+def needs_beside(demand: Demand) -> tuple[GroupNeed, ...]:
+    """What a gang's other groups need beside its first one, which is all of most gangs."""
+    return demand.beside if isinstance(demand, GangDemand) else ()
+
+
 class GpuCount(Value):
     """So many devices of one model and memory, which are interchangeable for a demand."""
 
@@ -117,15 +141,17 @@ class FreeReport(Value):
 
 
 class Share(Value):
-    """One part of a gang: `ranks` ranks on `node`.
+    """One part of a gang: `ranks` ranks on `node`, all of one `group`.
 
-    `origin` says from where its owner granted the hold (`ids.origin_of`); 0 until then.
+    `origin` says from where its owner granted the hold (`ids.origin_of`); 0 until then.  Parts of further groups have
+    the numbers of these, so that a node may have parts of several.
     """
 
     node: Annotated[NodeId, Meta(max_length=63)]
     ranks: U16
     origin: U53 = 0  # not compared
     part: Part = 0
+    group: U8 = 0
 
     @property
     def place(self) -> Place:
@@ -257,9 +283,29 @@ def _is_alike(one: GpuCount, other: GpuCount) -> bool:
     return one.memory_bytes == other.memory_bytes and one.model == other.model
 
 
-def world_size(shares: Sequence[Share]) -> int:
-    """Number of ranks of a placement."""
-    return sum(share.ranks for share in shares)
+def world_size(shares: Iterable[Share]) -> int:
+    """Number of ranks of a placement's first group: those that train together."""
+    return sum([share.ranks for share in shares if not share.group])
+
+
+def gpus_of(shares: Iterable[Share], demand: Demand) -> int:
+    """GPUs of a placement, all groups together."""
+    return sum([share.ranks * demand_of(demand, share.group).gpus for share in shares])
+
+
+def nodes_of(shares: Iterable[Share]) -> int:
+    """On how many nodes a placement's first group is."""
+    return len(of_first(shares))
+
+
+def of_first(shares: Iterable[Share]) -> tuple[Share, ...]:
+    """Shares of a placement's first group."""
+    return tuple([share for share in shares if not share.group])
+
+
+def of_others(shares: Iterable[Share]) -> tuple[Share, ...]:
+    """Shares of a placement's other groups; none of most."""
+    return tuple([share for share in shares if share.group])
 
 
 def ranks_by_node(shares: Iterable[Share]) -> Counter[NodeId]:
@@ -268,3 +314,38 @@ def ranks_by_node(shares: Iterable[Share]) -> Counter[NodeId]:
     for share in shares:
         ranks[share.node] += share.ranks
     return ranks
+
+
+def together(shares: Sequence[Share], demand: Demand) -> tuple[int, Demand]:
+    """Ranks of a demand that stand for all shares of a node: of several groups as many as they have GPUs together.
+
+    What is kept for them comes free bit by bit, so each of these has its part of the cores and of the memory.
+    """
+    if not any(share.group for share in shares):
+        return sum([share.ranks for share in shares]), plain(demand)
+    needs = [(share.ranks, demand_of(demand, share.group)) for share in shares]
+    ranks = sum([count * each.gpus for count, each in needs])
+    gpu = next((each for _, each in needs if each.gpus), Demand())
+    parts = max(1, ranks)
+    return parts, replace(
+        plain(gpu),
+        gpus=min(1, ranks),
+        cpus=-(-sum([count * each.cpus for count, each in needs]) // parts),
+        memory_bytes=-(-sum([count * each.memory_bytes for count, each in needs]) // parts),
+        gpu_type=gpu.gpu_type if len({each.device for _, each in needs if each.gpus}) == 1 else "",
+        labels=(),
+    )
+
+
+def plain(demand: Demand) -> Demand:
+    """What each rank of the first group needs, alone."""
+    fields = {name: getattr(demand, name) for name in Demand.__struct_fields__}
+    return Demand(**fields) if isinstance(demand, GangDemand) else demand
+
+
+def merged(shares: Iterable[Share]) -> tuple[Share, ...]:
+    """One share for each node and group, those of the first group first, nodes in the order in which they appear."""
+    ranks: Counter[tuple[NodeId, int]] = Counter()
+    for share in sorted(shares, key=lambda share: share.group):
+        ranks[share.node, share.group] += share.ranks
+    return tuple([Share(node, count, part=group, group=group) for (node, group), count in ranks.items()])

@@ -16,6 +16,7 @@ ENVIRONMENT_BYTES_LIMIT = 32_768  # of a job's variables, which travel in its re
 NODES_LIMIT = 512
 SOURCES_LIMIT = 16
 LABELS_LIMIT = 8
+GROUPS_LIMIT = 7  # beside the first
 GPU_BATCHES_MOST = 8
 QUEUES = ("default",)
 WORK_EXAMPLE = "local_batch=32,sample_flops=8.2e9,parameter_bytes=97M"
@@ -28,10 +29,25 @@ class SpecField:
     `key` names it in the API; `place` is its attribute of `JobSpec`.  `kind` chooses its reader, schema and option;
     `low` and `high` bound a number, `high` alone the length of a text or list.  `option` holds the spellings of its
     option, the first long one is its key in job files; `off` is the sentence of a flag's `--no-` form.  A field without
-    an option may be set `by` another key, such as `gpus`.
+    an option may be set `by` another key, such as `gpus`.  A job with one that is `binding` would become another job at
+    an agent of before `since`, which drops it.
     """
 
-    __slots__ = ("by", "choices", "high", "key", "kind", "low", "metavar", "off", "option", "place", "since", "text")
+    __slots__ = (
+        "binding",
+        "by",
+        "choices",
+        "high",
+        "key",
+        "kind",
+        "low",
+        "metavar",
+        "off",
+        "option",
+        "place",
+        "since",
+        "text",
+    )
 
     def __init__(
         self,
@@ -48,12 +64,13 @@ class SpecField:
         off: str = "",
         by: str = "",
         since: str = "0.1.0",
+        binding: bool = False,
     ) -> None:
         self.key, self.kind, self.option, self.metavar, self.text = key, kind, option, metavar, text
         self.place, self.low, self.high, self.choices, self.off = place or key, low, high, choices, off
         long = next((word for word in option.split() if word.startswith("--")), "")
         self.by = by or long[2:].replace("-", "_")
-        self.since = since
+        self.since, self.binding = since, binding
 
 
 # fmt: off
@@ -107,7 +124,7 @@ FIELDS = (
     SpecField("exclude", "nodes", "--exclude", "NAMES", "never run on these nodes (repeatable)", high=NODES_LIMIT),
     SpecField("require", "labels", "--require", "LABELS",
               "run on nodes that have these labels only: nvlink, engine=docker (repeatable)",
-              place="demand.labels", high=LABELS_LIMIT, since="0.2.0"),
+              place="demand.labels", high=LABELS_LIMIT, since="0.2.0", binding=True),
     SpecField("on_isolation", "choice", "--on-isolation", "POLICY",
               "when a node is cut off: pause its ranks (default), or continue", choices=("pause", "continue")),
     SpecField("blob_sources", "nodes", "", "", "agents that hold `tree` and `requirements`", high=SOURCES_LIMIT),
@@ -127,6 +144,14 @@ FIELDS = (
               place="deadline_utc_s", high=10**10, since="0.2.0"),
     SpecField("mixed_gpus", "flag", "--mixed-gpus", "",
               "let ranks be on GPUs of several models at once", since="0.2.0"),
+    SpecField("group", "name", "", "", "name of the group that command, ranks and what each needs describe",
+              by="group", high=32, since="0.2.0", binding=True),
+    SpecField("groups", "groups", "", "", "groups of ranks beside the first, each with its own command", by="group",
+              high=GROUPS_LIMIT, since="0.2.0", binding=True),
 )
 # fmt: on
 """In the order of the API's documents."""
+
+GROUP_KEYS = ("command", "ranks", "gpus_per_rank", "cpus_per_rank", "memory_bytes_per_rank", "gpu_type",
+              "gpu_memory_bytes", "require", "per_node", "env")  # fmt: skip
+"""Fields that each group beside the first has of its own, with its name."""

@@ -10,10 +10,11 @@ from msgspec import Meta
 
 from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
-from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Part, Port, Text, Value
+from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, Name, NodeName, Part, Port, Text, Value
 from swarmsched.holders import Configuration
 from swarmsched.ids import AttemptKey, Place, TaskKey
-from swarmsched.resources import Shares, world_size
+from swarmsched.resources import SHARES_MOST, Shares
+from swarmsched.specification import GROUPS_LIMIT
 from swarmsched.world import Worker
 
 RENDEZVOUS_PORTS_PER_GPU = 20
@@ -54,11 +55,28 @@ class OfTask(OfPart):
         return cls(key.job_id, key.attempt, *rest, part=key.part, **more)
 
 
+class Meeting(Value):
+    """Where the ranks of one group meet: a port on the node of its first rank."""
+
+    host: Host = ""
+    port: Port = 0
+
+
+class GroupPlace(Value):
+    """One group of a job, as the ranks of all of its groups are told of it."""
+
+    name: Name
+    ranks: U16
+    nodes: Annotated[tuple[NodeName, ...], Meta(max_length=SHARES_MOST)]
+    meeting: Meeting = Meeting()  # frozen; none of workers of an elastic job, which meet by themselves
+
+
 class TaskOrder(Value):
     """Everything an owner needs to run its part of a gang.
 
-    `shares` lists the whole gang in rank order; `node` is the one that this order is for.  Ranks are numbered
-    through the shares: the first share has ranks 0 to ranks-1, and so on.
+    `shares` lists the whole gang in rank order, of several groups the one that this order is of, and `spec` is that
+    group's own; `node` is the one that this order is for.  Ranks are numbered through the shares: the first share has
+    ranks 0 to ranks-1, and so on.
     """
 
     job_id: Job
@@ -74,6 +92,18 @@ class TaskOrder(Value):
     checkpoint: Checkpoint | None = None  # to resume from
     global_batch: U32 = 0  # as in the record
     part: Part = 0
+    first_number: U32 = 0  # of this group's first rank among all ranks of the attempt
+    groups: Annotated[tuple[GroupPlace, ...], Meta(max_length=GROUPS_LIMIT + 1)] = ()  # all of them, where several
+
+    @property
+    def is_worker(self) -> bool:
+        """True of a part of an elastic gang, which has one rank, and a number in place of it."""
+        return self.part > 0 and self.is_of_first_group
+
+    @property
+    def is_of_first_group(self) -> bool:
+        """True for ranks of the group that trains; the others serve it."""
+        return not self.groups or self.groups[0].name == self.spec.group
 
     @property
     def key(self) -> TaskKey:
@@ -82,8 +112,8 @@ class TaskOrder(Value):
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole gang."""
-        return world_size(self.shares)
+        """Ranks that train together."""
+        return sum([share.ranks for share in self.shares])
 
     @property
     def node_rank(self) -> int:
@@ -91,9 +121,14 @@ class TaskOrder(Value):
         return [share.place for share in self.shares].index(Place(self.node, self.part))
 
     @property
+    def rank_in_group(self) -> int:
+        """Rank of this part's first process among those of its group."""
+        return sum([share.ranks for share in self.shares[: self.node_rank]])
+
+    @property
     def first_rank(self) -> int:
-        """Global rank of this part's first process; of an elastic one, whose rank changes, a number of its own."""
-        return self.part - 1 if self.part else world_size(self.shares[: self.node_rank])
+        """Number of this part's first process among all ranks; an elastic one, whose rank changes, keeps its own."""
+        return self.part - 1 if self.is_worker else self.first_number + self.rank_in_group
 
     @property
     def local_ranks(self) -> int:
@@ -103,7 +138,7 @@ class TaskOrder(Value):
     @property
     def needs_staging(self) -> bool:
         """True when files, an environment or a checkpoint must reach the node, or rank 0 be probed from there."""
-        is_apart = self.node_rank > 0 and not self.part
+        is_apart = self.node_rank > 0 and not self.is_worker
         return bool(self.spec.tree or self.spec.requirements or self.checkpoint) or is_apart
 
 

@@ -124,6 +124,11 @@ def record_data(record: Mapping[str, Any]) -> bytes:
     return base64.b64decode(record["data"]) if "data" in record else str(record.get("text", "")).encode()
 
 
+def rank_name(record: Mapping[str, Any]) -> str:
+    """What people call a rank: `3`, or `server.0` of a job with groups."""
+    return f"{record['group']}.{record.get('rank')}" if record.get("group") else str(record.get("rank"))
+
+
 class OutputWriter:
     """Writes records where they belong: the job's stdout to ours; its stderr, and the agents' own words, to stderr.
 
@@ -148,7 +153,7 @@ class OutputWriter:
         """How many ranks write; output of a single one is printed as it comes."""
         if job:
             sizes = (job.get("ranks", 1), job.get("ranks_most"), job.get("world_size"))
-            self._is_alone = max(each or 0 for each in sizes) == 1 and not job.get("world")
+            self._is_alone = max(each or 0 for each in sizes) == 1 and not job.get("world") and not job.get("groups")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Print one `log` or `gap` record, and note what others say of output that is missing."""
@@ -156,7 +161,8 @@ class OutputWriter:
             if record.get("is_missing"):
                 self._missing = self._missing or str(record.get("text", ""))
             return
-        rank, key = record.get("rank"), (record.get("rank"), record.get("stream"))
+        rank = rank_name(record)
+        key = (rank, record.get("stream"))
         if record["type"] == "gap":
             self._missing_bytes += int(record.get("skipped_bytes", 0))
             cause = f": {record['text']}" if record.get("text") else ""
@@ -183,7 +189,7 @@ class OutputWriter:
     def _prefix(self, record: Mapping[str, Any]) -> bytes:
         parts = [show_time(record.get("time"), has_fraction=True)] if self._timestamps else []
         if self._label:
-            parts.append(f"{record.get('rank')}:")
+            parts.append(f"{rank_name(record)}:")
         return (" ".join(parts) + " ").encode()
 
     def _stream(self, key: tuple[Any, Any]) -> BinaryIO:

@@ -17,9 +17,13 @@ def job_path(reference: str, tail: str = "") -> str:
 
 
 def split_rank(reference: str) -> tuple[str, str]:
-    """(job, rank) of `k3j9x0ab.3`; the rank is empty when none is named.  Names with a dot and digits stay whole
-    unless what precedes the dot looks like an id."""
+    """(job, rank) of `k3j9x0ab.3` or `k3j9x0ab.server.0`; the rank is empty when none is named.  Names with a dot and
+    digits stay whole unless what precedes the dot looks like an id."""
     job, dot, rank = reference.rpartition(".")
+    if "." in job and rank.isdigit():
+        whole, _, group = job.partition(".")
+        found, number = split_rank(f"{whole}.{rank}")
+        return (found, f"{group}.{number}") if number and "." not in group else (reference, "")
     if dot and rank.isdigit() and (job == "@last" or (job.isalnum() and job == job.lower() and len(job) <= 26)):
         return job, rank
     return reference, ""

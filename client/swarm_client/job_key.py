@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from swarm_client.options import Option
 from swarm_client.quantity import deadline, duration, number, size, whole
-from swarmsched.specification import BATCH_LIMIT, FIELDS, RANKS_LIMIT, WORK_EXAMPLE, SpecField
+from swarmsched.specification import BATCH_LIMIT, FIELDS, GROUP_KEYS, RANKS_LIMIT, WORK_EXAMPLE, SpecField
 
 LOCAL_BATCH_EXAMPLE = "8:64,a100=128,t4=16"
 
@@ -167,6 +167,10 @@ BY_NAME = {option.key: option for option in _ASKED if option.kinds}
 FLAGS = ("sync", *(row.by for row in FIELDS if row.kind == "flag"))
 FILE_ONLY = ("command", *FLAGS)
 NAMES = (*BY_NAME, *FILE_ONLY)
+GROUP_NAMES = ("name", "gpus", *(row.by or row.key for row in FIELDS if row.key in GROUP_KEYS))
+"""Keys of each `[[group]]` of a job file."""
+FIRST_GROUP_NAMES = ("elastic", "batch", "local_batch", "work")
+"""Those that the first group may have beside: it alone may be of several sizes."""
 
 LATER = {
     "ntasks": "--ranks N starts N processes; with GPUs -g N does",
@@ -229,6 +233,9 @@ def option_of(place: str) -> str:
     key = next((row.by for row in FIELDS if row.key == name), "")
     if not key:
         return place.replace("/", ".")
+    if key == "group":  # the table of a job file, counted from 1
+        number, _, field = inner.partition("/")
+        return f"[[group]] {int(number) + 2} {field}".rstrip() if number.isdecimal() else "[[group]]"
     option = f"--{key.replace('_', '-')}"
     return option if not inner or inner.isdecimal() else f"{option} {inner}"
 

@@ -17,9 +17,9 @@ from typing import Any
 from swarm_client import job_key
 from swarm_client.config import Config, job_table, read_toml
 from swarm_client.failure import UsageError
-from swarm_client.options import Arguments
+from swarm_client.options import Arguments, nearest
 from swarm_client.quantity import show_bytes, show_count
-from swarmsched.specification import BY_GPU, ENVIRONMENT_BYTES_LIMIT, FIELDS
+from swarmsched.specification import BY_GPU, ENVIRONMENT_BYTES_LIMIT, FIELDS, GROUP_KEYS
 
 
 class JobRequest:
@@ -56,6 +56,10 @@ def merged_values(arguments: Arguments, config: Config, cwd: str) -> dict[str, A
     for layer in layers:
         values |= _without_other_shape(values, layer)
     values["env"] = {name: text for layer in layers for name, text in layer.get("env", {}).items()}
+    last = {**from_variables.get("env", {}), **from_options.get("env", {})}  # wins against a group's own as well
+    for group in values.get("groups", ()):
+        group["env"] = {**values["env"], **group.get("env", {}), **last}
+    values["env"] = {**values["env"], **values.pop("first_env", {}), **last}
     return values
 
 
@@ -98,6 +102,8 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
         is_file_here = row.kind in ("path", "digest")  # who ships it says where it is there
         if row.option and row.by in values and row.key not in spec and not is_file_here:
             spec[row.key] = _names(values[row.by]) if row.kind in ("nodes", "labels") else values[row.by]
+    if values.get("group"):
+        spec |= {"group": values["group"], "groups": [_group(each, values, config, cwd) for each in values["groups"]]}
     if values.get("venv"):
         spec["venv"] = os.path.normpath(os.path.join(cwd, os.path.expanduser(values["venv"])))
     requirements = values.get("requirements", "")
@@ -109,6 +115,17 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     request = JobRequest(spec, folder, values.get("sync"), requirements, values.get("include", ()))
     request.has_size = not {"gpus", "ranks", "gpus_per_rank"}.isdisjoint(values)
     return request
+
+
+def _group(group: Mapping[str, Any], values: Mapping[str, Any], config: Config, cwd: str) -> dict[str, Any]:
+    """A group beside the first, as an agent takes it; what it does not set is not taken from the first one."""
+    ranks, gpus_per_rank = _shape(group)
+    found = {"name": group["name"], "command": list(group["command"]), "ranks": ranks, "gpus_per_rank": gpus_per_rank}
+    found["env"] = _environment({**group, "env_file": values.get("env_file")}, config.environment, cwd)
+    for row in FIELDS:
+        if row.key in GROUP_KEYS and row.option and row.by in group and row.key not in found:
+            found[row.key] = _names(group[row.by]) if row.kind == "labels" else group[row.by]
+    return found
 
 
 def _batches(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,7 +272,48 @@ def read_job_file(file: str) -> dict[str, Any]:
         document, text = read_toml(file)
     else:
         raise UsageError(f"job file {file} is neither TOML nor YAML", "name it job.toml or job.yaml")
-    return job_table(file, text, document, section="")
+    if not isinstance(document, dict) or "group" not in document:
+        return job_table(file, text, document, section="")
+    return _with_groups(file, text, document)
+
+
+def _with_groups(file: str, text: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a file with `[[group]]` tables: those of the first one are the job's, the others are `groups`."""
+    tables = document["group"]
+    values = job_table(file, text, {key: value for key, value in document.items() if key != "group"}, section="")
+    if not isinstance(tables, list) or not tables or not all(isinstance(each, dict) for each in tables):
+        raise UsageError(
+            f"{file}: group must be a list of tables", "write [[group]] and its keys below it, once for each"
+        )
+    groups = []
+    for number, table in enumerate(tables, 1):
+        name = str(table.get("name", ""))
+        place = f"{file}: group {number}{f' ({name})' if name else ''}"
+        known = job_key.GROUP_NAMES if number > 1 else (*job_key.GROUP_NAMES, *job_key.FIRST_GROUP_NAMES)
+        for key in [key for key in table if key not in known]:
+            if number > 1 and key in job_key.FIRST_GROUP_NAMES:
+                raise UsageError(f"{place}: {key} goes with the first group only", "the others have a fixed size")
+            near = nearest(key, known)
+            raise UsageError(f"{place}: {key} is no key of a group{near}", f"keys of a group: {', '.join(known)}")
+        if not name or not table.get("command"):
+            missing = "command" if name else "name"
+            raise UsageError(f"{place}: {missing} is missing", "each group has a name and a command of its own")
+        groups.append(job_table(file, _of_group(text, number), table, section="group"))
+    first, *others = groups
+    if twice := [key for key in first if key in values and key not in ("name", "env")]:
+        raise UsageError(
+            f"{file}: {twice[0]} is set beside the groups and in the first of them", "leave one of them out"
+        )
+    flat = {key: value for key, value in first.items() if key not in ("name", "env")}
+    return values | flat | {"group": first["name"], "first_env": first.get("env", {}), "groups": others}
+
+
+def _of_group(text: str, number: int) -> str:
+    """The text from the head of one `[[group]]` on, with as many lines before it as there are."""
+    lines = text.splitlines()
+    heads = [index for index, line in enumerate(lines) if line.strip().replace(" ", "") == "[[group]]"]
+    begin = heads[number - 1] if len(heads) >= number else 0
+    return "\n" * begin + "\n".join(lines[begin:])
 
 
 def _loader() -> Any:

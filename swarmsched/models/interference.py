@@ -16,7 +16,7 @@ from swarmsched.api import JobState
 from swarmsched.estimate import Configuration, configuration
 from swarmsched.fields import Amount, Value
 from swarmsched.ids import JobId, NodeId
-from swarmsched.resources import world_size
+from swarmsched.resources import nodes_of, of_first, world_size
 from swarmsched.view import JobView
 
 DOUBT = 0.5
@@ -52,7 +52,7 @@ class Interference(Value):
 
     def seen(self, jobs: Iterable[JobView]) -> "Interference":
         """With what jobs tell now.  A time counts as one of its surroundings once they were so at the look before."""
-        spread = {job.job_id: {share.node for share in job.shares} for job in jobs if len(job.shares) > 1}
+        spread = {job.job_id: {each.node for each in of_first(job.shares)} for job in jobs if nodes_of(job.shares) > 1}
         counts = Counter([node for nodes in spread.values() for node in nodes])
         witnesses: dict[str, PairTimes] = {}
         lost = dict(self.lost)

@@ -30,8 +30,8 @@ from swarmsched.ledger.message import (
     ReleaseRequest,
 )
 from swarmsched.record import JobRecord
-from swarmsched.resources import Share
-from swarmsched.task import TaskOrder
+from swarmsched.resources import Share, ranks_by_node
+from swarmsched.task import GroupPlace, Meeting, TaskOrder
 
 DECISION_MARGIN_S = 1.0
 RESEND_S = 1.0
@@ -77,7 +77,8 @@ class Attempt:
         self.refusing_node: NodeId | None = None
         self.refusal = Refusal.NONE
         self.may_have_run = False  # a launch was sent, by us or perhaps by an earlier shepherd
-        self.rendezvous: tuple[str, int] = (record.rendezvous_host, record.rendezvous_port)
+        self._meetings = dict(enumerate(record.meetings, 1))
+        self._meetings[0] = Meeting(record.rendezvous_host, record.rendezvous_port)
         self._record = record
         self._ranking = ranking
         self._command_ids = command_ids
@@ -85,6 +86,11 @@ class Attempt:
         self._unstaged: set[Place] = set()
         self._decide_before_s = float("inf")
         self._resend_s = float("inf")
+
+    @property
+    def meetings(self) -> tuple[Meeting, ...]:
+        """Where the ranks of each group meet, by their numbers; the first of an elastic gang meets by itself."""
+        return tuple([self._meetings.get(group, Meeting()) for group in range(len(self._record.spec.groups) + 1)])
 
     @property
     def unanswered_holds(self) -> tuple[Share, ...]:
@@ -183,8 +189,9 @@ class Attempt:
         self.shares = tuple(
             replace(share, origin=answer.origin) if share.place == answer.place else share for share in self.shares
         )
-        if answer.place == self.shares[0].place:
-            self.rendezvous = (answer.rendezvous_host, answer.rendezvous_port)
+        share = next(share for share in self.shares if share.place == answer.place)
+        if self._is_first_of_group(share):
+            self._meetings[share.group] = Meeting(answer.rendezvous_host, answer.rendezvous_port)
         if self._pending:
             return []
         if now_s >= self._decide_before_s:
@@ -218,29 +225,41 @@ class Attempt:
         return [SendPeer(place.node, command) for place, command in self._pending.items()]
 
     def _hold_request(self, share: Share) -> HoldRequest:
-        record = self._record
-        wanted = (share.ranks, record.spec.demand, self._ranking.policy_id, self._ranking.rank_key)
-        meets = share == self.shares[0] and not record.spec.elastic  # its workers meet at one of their own
-        limit_s = record.spec.time_limit_s
+        spec = self._record.spec.of_group(share.group)
+        wanted = (share.ranks, spec.demand, self._ranking.policy_id, self._ranking.rank_key)
+        meets = self._is_first_of_group(share) and not spec.elastic  # its workers meet at one of their own
+        limit_s = spec.time_limit_s
         return HoldRequest(*self._head(), *wanted, wants_rendezvous=meets, lasts_s=limit_s, part=share.part)
 
     def _commit_request(self, share: Share) -> CommitRequest:
-        record = self._record
+        """The order is that of a job which has this group alone, but for the numbers of ranks and where others are."""
+        record, meetings = self._record, self.meetings
+        by_group = [tuple([each for each in record.shares if each.group == group]) for group in range(len(meetings))]
+        places = [
+            GroupPlace(name, sum([each.ranks for each in shares]), tuple(ranks_by_node(shares)), meeting)
+            for name, shares, meeting in zip(record.spec.group_names, by_group, meetings, strict=False)
+        ]
         order = TaskOrder(
             record.job_id,
             record.epoch,
             self.number,
             share.node,
-            record.spec,
-            record.shares,
-            *self.rendezvous,
+            record.spec.of_group(share.group),
+            by_group[share.group],
+            meetings[share.group].host,
+            meetings[share.group].port,
             configuration=record.configuration,
             version=record.version,
             checkpoint=record.checkpoint,
-            global_batch=record.global_batch,
+            global_batch=0 if share.group else record.global_batch,
             part=share.part,
+            first_number=record.spec.first_number(share.group),
+            groups=tuple(places),
         )
         return CommitRequest(*self._head(), order, part=share.part)
+
+    def _is_first_of_group(self, share: Share) -> bool:
+        return share.place == next(each.place for each in self.shares if each.group == share.group)
 
     def _launch_request(self, share: Share) -> LaunchRequest:
         return LaunchRequest(*self._head(), part=share.part)

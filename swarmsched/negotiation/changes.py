@@ -26,7 +26,8 @@ from swarmsched.record import (
     Rescaling,
     StartFault,
 )
-from swarmsched.resources import Share, world_size
+from swarmsched.resources import Share, of_first, world_size
+from swarmsched.task import Meeting
 from swarmsched.view import Allocation
 from swarmsched.world import World
 
@@ -50,20 +51,21 @@ class Placed(RecordChange):
 
     attempt: int
     target: Allocation
-    rendezvous: tuple[str, int]
+    meetings: tuple[Meeting, ...]  # of all groups, by their numbers
 
     def _fields(self, record: JobRecord) -> Fields | None:
-        host, port = self.rendezvous
+        first, *others = self.meetings
         return _moved(record, JobEvent.PLACED) | {
             "phase": StartPhase.PLACE,
             "reason": "",
             "attempt": self.attempt,
             "plan_state": PlanState.PREPARED,
             "shares": self.target.shares,
-            "last_part": max((share.part for share in self.target.shares), default=0),
+            "last_part": max((share.part for share in of_first(self.target.shares)), default=0),
             "global_batch": (record.spec.batches.first and self.target.global_batch) or record.global_batch,
-            "rendezvous_host": host,
-            "rendezvous_port": port,
+            "rendezvous_host": first.host,
+            "rendezvous_port": first.port,
+            "meetings": tuple(others),
         }
 
 
@@ -80,7 +82,11 @@ class Started(RecordChange):
             "first_started_utc_s": record.first_started_utc_s or self.utc_s,
             **_resumed(record, self.utc_s),
             "start_faults": (),
-            **({"world": World(1, tuple(share.part for share in record.shares))} if record.spec.elastic else {}),
+            **(
+                {"world": World(1, tuple(share.part for share in of_first(record.shares)))}
+                if record.spec.elastic
+                else {}
+            ),
         }
 
 

@@ -15,7 +15,7 @@ from swarmsched.ledger.message import CLAIM_TTL_S, ClaimRequest, OwnerAnswer, Pr
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.inquiry import Commands
 from swarmsched.record import JobRecord
-from swarmsched.resources import Share, ranks_by_node
+from swarmsched.resources import Share, ranks_by_node, together
 
 ANSWER_S = 3.0
 ORDER_AGAIN_S = 2.0
@@ -23,6 +23,7 @@ CLEARED_S = 10.0  # after they have left: what is not free by then others have
 ORDER_TTL_S = 10.0  # with victims it is renewed as often as they are told: what nobody withdraws lapses soon
 RENEW_S = CLAIM_TTL_S / 3.0
 PATIENCE_BEYOND_GRACE_S = 30.0
+NOWHERE = NodeId("")
 ClaimEffect = Announce | SendPeer
 Shares = tuple[Share, ...]
 Victims = Mapping[JobId, NodeId]
@@ -180,7 +181,7 @@ class Claiming:
         """No place is wanted any more."""
         shares, self._shares, self._phase = self._shares, (), ClaimPhase.NONE
         self._claims, self._questions = {}, {}
-        return [SendPeer(node, self._claim_request(record, 0)) for node in ranks_by_node(shares)]
+        return [SendPeer(node, self._claim_request(record)) for node in ranks_by_node(shares)]
 
     def validate(self) -> None:
         """Re-derive what is asked of whom."""
@@ -192,13 +193,14 @@ class Claiming:
         assert self._phase is not ClaimPhase.CLAIMING or self._claims, "somebody has yet to say that it keeps the place"
 
     def _claim(self, record: JobRecord) -> list[ClaimEffect]:
-        wanted = ranks_by_node(self._shares)
-        self._claims = {node: self._claim_request(record, ranks) for node, ranks in wanted.items()}
+        self._claims = {node: self._claim_request(record, node) for node in ranks_by_node(self._shares)}
         return [SendPeer(node, claim) for node, claim in self._claims.items()]
 
-    def _claim_request(self, record: JobRecord, ranks: int) -> ClaimRequest:
+    def _claim_request(self, record: JobRecord, node: NodeId = NOWHERE) -> ClaimRequest:
+        """For all that is to be kept on a node; on none, that nothing is any more."""
         numbers = (record.job_id, record.epoch, record.attempt, next(self._commands.ids))
-        wanted = (ranks, record.spec.demand, self._ranking.policy_id, self._ranking.rank_key)
+        ranks, demand = together([share for share in self._shares if share.node == node], record.spec.needs)
+        wanted = (ranks, demand, self._ranking.policy_id, self._ranking.rank_key)
         must_be_free = self._must_be_free and bool(ranks)
         times = (record.submitted_utc_s, self._starts_within_s, ORDER_TTL_S if self._victims else CLAIM_TTL_S)
         return ClaimRequest(*numbers, record.shepherd, *wanted, *times, must_be_free=must_be_free)

@@ -17,12 +17,13 @@ from swarmsched.negotiation import blame, changes, regrouping
 from swarmsched.negotiation.attempt import AttemptPhase
 from swarmsched.negotiation.changes import RecordChange, left_by
 from swarmsched.negotiation.gang import gone
+from swarmsched.negotiation.outcome import Failures
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
 from swarmsched.negotiation.world_changes import Joined
 from swarmsched.policies.base import amount
 from swarmsched.record import JobRecord, Leftover
-from swarmsched.resources import Share, ranks_by_node, world_size
+from swarmsched.resources import Share, of_first, ranks_by_node, world_size
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 from swarmsched.view import Allocation
 
@@ -130,7 +131,7 @@ def _named(job: ShepherdState) -> RecordChange | None:
         return None
     if job.decided.state is JobState.RUNNING:
         return Joined(attempt.shares, job.ran_s)
-    return changes.Placed(attempt.number, Allocation(attempt.shares, job.global_batch), attempt.rendezvous)
+    return changes.Placed(attempt.number, Allocation(attempt.shares, job.global_batch), attempt.meetings)
 
 
 def _starts(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
@@ -214,7 +215,7 @@ def _runs(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
         return [*_ask_owners(job), *newcomers]
     job.pacing.succeeded()
     job.gang.began()
-    ranks = world_size(record.shares)
+    ranks = ranks_by_node(record.shares).total()
     text = "its only rank runs" if ranks == 1 else f"all {ranks} ranks run"
     waited_s = max(0.0, record.first_started_utc_s - record.submitted_utc_s)
     started_s = max(0.0, job.gang.running_since_s - job.queued_since_s)
@@ -236,6 +237,18 @@ def _ask_owners(job: ShepherdState) -> list[ShepherdEffect]:
     """Nothing is known of a gang that another shepherd has left; its owners tell for how long it has run."""
     job.gang.took_up(job.decided, job.now_s)
     return [*job.ask_status([share.place for share in job.decided.shares])]
+
+
+def _first_group_has_ended(job: ShepherdState) -> RecordChange | None:
+    """The other groups serve the first one: what still runs of them is told to stop."""
+    record, gang = job.decided, job.gang
+    if not record.spec.groups or gang.is_stopping or not gang.unfinished():
+        return None
+    failures = job.conduct.failures(gang, record)
+    has_failed = failures.rank is not None or failures.task is not None
+    if has_failed or not all(gang.has_exited(share.place) for share in of_first(record.shares)):
+        return None
+    return changes.StopWished(EndReason.COMPLETED, f"group {record.spec.group} has ended", job.utc_s)
 
 
 def _past_limit(job: ShepherdState) -> RecordChange | None:
@@ -299,7 +312,8 @@ def _stop_ranks(job: ShepherdState) -> list[ShepherdEffect]:
 def _ended(job: ShepherdState) -> RecordChange | None:
     """All processes are gone: another attempt where the job is not to blame, otherwise the end."""
     record, end = job.decided, job.gang.end
-    failures = job.conduct.failures(job.gang, record)
+    is_complete = record.stop_reason is EndReason.COMPLETED  # others than the first group were stopped for it
+    failures = Failures() if is_complete else job.conduct.failures(job.gang, record)
     failure = failures.task
     if end is None:
         return None
@@ -318,7 +332,8 @@ def _ended(job: ShepherdState) -> RecordChange | None:
             return changes.StartAborted(f"{what}: {failure.detail}", blame.kept(record, found))
         outlived = blame.obituary(record, failure)
     # A gang that ended by itself before its stop was durable need not come back.
-    outcome = failures.outcome(EndReason.NONE if comes_back else record.stop_reason)
+    is_own = comes_back or is_complete
+    outcome = failures.outcome(EndReason.NONE if is_own else record.stop_reason, record.spec.rank_name)
     if outlived and "detail" in outcome:
         outcome["detail"] = outlived
     return changes.Ended(outcome, end.at_s + job.utc_offset_s, job.served_gpu_s)
@@ -384,7 +399,7 @@ PHASES: Mapping[JobState, LifePhase] = {
     JobState.RUNNING: LifePhase(
         _runs,
         (_rescale, _follow_attempt, _doom, _stop_ranks),
-        (_ended, _past_limit, _named, _settled),
+        (_ended, _first_group_has_ended, _past_limit, _named, _settled),
     ),
     JobState.STOPPING: LifePhase(_stops, (_rescale, _stop_ranks), (_ended,)),
     JobState.ENDED: LifePhase(_over),

@@ -10,7 +10,7 @@ from swarmsched.ids import Place
 from swarmsched.negotiation.gang import is_clean, may_have_trained
 from swarmsched.negotiation.world_changes import is_settled
 from swarmsched.record import JobRecord
-from swarmsched.resources import Share
+from swarmsched.resources import Share, of_first
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.world import Worker, WorkerState
 
@@ -43,8 +43,9 @@ class Formation:
 def look_at(record: JobRecord, told: Mapping[Place, TaskStatus]) -> Formation:
     """At a gang of which its owners have told that."""
     members, joining, leaving, world = record.members, record.joining, record.leaving, record.world
-    tasks = {share.part: told[share.place] for share in record.shares if share.place in told}
-    workers = {share.part: tasks[share.part].worker if share.part in tasks else SILENT for share in record.shares}
+    parts = of_first(record.shares)
+    tasks = {share.part: told[share.place] for share in parts if share.place in told}
+    workers = {share.part: tasks[share.part].worker if share.part in tasks else SILENT for share in parts}
     exited = frozenset(part for part, task in tasks.items() if task.stage is TaskStage.EXITED)
     present = {share.part: tasks.get(share.part) for share in members}
     gone = _gone(present, has_trained=world.has_trained)

@@ -37,21 +37,31 @@ class ElasticGang(RigidGang):
     """How a gang behaves whose members come and go while it trains."""
 
     def is_ended_by(self, dead: Collection[Place], gang: "Gang", record: JobRecord) -> bool:
-        """Only when nobody is left who could give the state of the training to others."""
+        """When nobody is left who could give the state of the training to others, or with a part of another group."""
+        if any(share.group and share.place in dead for share in gang.shares):
+            return True
         places = [share.place for share in record.members]
         left = [gang.tasks.get(place) for place in places if place not in dead and not gang.has_exited(place)]
         return not any(not record.world.has_trained or may_have_trained(task) for task in left)
 
     def failures(self, gang: "Gang", record: JobRecord) -> Failures:
-        """None where a member came to the end of the training; of those that have left nothing counts."""
+        """None where a member came to the end of the training; of those that have left nothing counts.
+
+        What failed first in another group has ended the others, whatever became of these.
+        """
         found = Failures()
+        others = {share.place for share in gang.shares if share.group}
+        first = (
+            gang.failures.rank[0] if gang.failures.rank else gang.failures.task.place if gang.failures.task else None
+        )
+        is_of_others = first in others
         for share in record.members:
             task = gang.tasks.get(share.place)
             if task is not None and is_clean(task):
                 return Failures()
             if task is not None:
                 found.see(_blamed(task, gang))
-        return found
+        return gang.failures if is_of_others else found
 
 
 RIGID, ELASTIC = RigidGang(), ElasticGang()

@@ -127,7 +127,9 @@ def _files_looked(job: ShepherdState, told: FilesLooked) -> Effects:
 
 def _start(job: ShepherdState, wish: StartWished) -> Effects:
     """The caller has checked `is_waiting`."""
-    shares = regrouping.as_parts(wish.shares) if job.decided.spec.elastic else wish.shares
+    spec, shares = job.decided.spec, wish.shares
+    if spec.elastic:
+        shares = regrouping.as_parts(shares, 1 + spec.first_number(0))  # above those of other groups, as their ranks
     return [*job.begin(shares, wish.ranking, wish.global_batch).begin(job.now_s)]
 
 

@@ -1,6 +1,6 @@
 """How a gang's end becomes the job's: which failure came first, and the code that `swarm run` returns for it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from swarmsched.api import EndReason
 from swarmsched.ids import NodeId, Place
@@ -27,12 +27,13 @@ class Failures:
         if culprit is not None and (self.rank is None or (_is_victim(self.rank[1]) and not _is_victim(culprit))):
             self.rank = (status.place, culprit)
 
-    def outcome(self, stop_reason: EndReason) -> dict[str, object]:
-        """Changes of the record: end reason, exit code, and what failed where."""
+    def outcome(self, stop_reason: EndReason, name: Callable[[int], str] = str) -> dict[str, object]:
+        """Changes of the record: end reason, exit code, and what failed where; `name` is how people call a rank."""
         outcome: dict[str, object] = {"end_reason": EndReason.COMPLETED, "exit_code": 0, "signal": 0, "reason": ""}
-        if self.rank is not None:
+        is_victim = self.rank is not None and self.task is not None and _is_victim(self.rank[1])
+        if self.rank is not None and not is_victim:  # ranks that were terminated since a task could not start
             place, failed = self.rank
-            outcome |= _failed_rank(place.node, failed)
+            outcome |= _failed_rank(place.node, failed, name(failed.rank))
         elif self.task is not None:
             outcome |= _failed_task(self.task)
         if stop_reason is not EndReason.NONE:
@@ -59,7 +60,7 @@ def _first_failing(exits: Sequence[RankExit]) -> RankExit | None:
     return next(iter(own or failed), None)
 
 
-def _failed_rank(node: NodeId, failed: RankExit) -> dict[str, object]:
+def _failed_rank(node: NodeId, failed: RankExit, name: str) -> dict[str, object]:
     how = f"was killed by signal {failed.signal}" if failed.signal else f"exited with {failed.exit_code}"
     return {
         "end_reason": EndReason.OOM if failed.is_oom else EndReason.FAILED,
@@ -67,7 +68,7 @@ def _failed_rank(node: NodeId, failed: RankExit) -> dict[str, object]:
         "signal": failed.signal,
         "failed_node": node,
         "failed_rank": failed.rank,
-        "detail": f"rank {failed.rank} on {node} {how}",
+        "detail": f"rank {name} on {node} {how}",
     }
 
 

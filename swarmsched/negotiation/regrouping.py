@@ -34,7 +34,7 @@ from swarmsched.negotiation.world_changes import (
 )
 from swarmsched.policies.base import amount
 from swarmsched.record import JobRecord
-from swarmsched.resources import Share, ranks_by_node
+from swarmsched.resources import Share, of_first, of_others, ranks_by_node
 from swarmsched.view import Allocation
 from swarmsched.world import WorkerState
 
@@ -43,9 +43,9 @@ AS_BEGUN = "begun by its shepherd before"
 
 
 def as_parts(shares: Sequence[Share], first: int = 1) -> tuple[Share, ...]:
-    """One rank each, numbered from `first` on."""
-    nodes = [node for node, ranks in ranks_by_node(shares).items() for _ in range(ranks)]
-    return tuple(Share(node, 1, part=part) for part, node in enumerate(nodes, first))
+    """One rank each, numbered from `first` on; those of other groups as they are."""
+    nodes = [node for node, ranks in ranks_by_node(of_first(shares)).items() for _ in range(ranks)]
+    return (*[Share(node, 1, part=part) for part, node in enumerate(nodes, first)], *of_others(shares))
 
 
 # Wishes.
@@ -56,7 +56,7 @@ def change(job: ShepherdState, wish: ChangeWished) -> list[ShepherdEffect]:
     record, target, unwanted = job.decided, wish.target, wish.leave
     leave = [share.part for share in record.members if share.part in unwanted]
     new = _newcomers(record, target, unwanted)
-    too_many = _staying(record, unwanted) - ranks_by_node(target.shares)
+    too_many = _staying(record, unwanted) - ranks_by_node(of_first(target.shares))
     for share in reversed(record.members):  # those that came last, so that the first rank stays
         if too_many[share.node] and share.part not in unwanted:
             too_many[share.node] -= 1
@@ -87,7 +87,7 @@ def holds_off(job: ShepherdState, target: Allocation, now_s: float, unwanted: Co
 
 
 def _newcomers(record: JobRecord, target: Allocation, unwanted: Collection[int]) -> list[Share]:
-    missing = ranks_by_node(target.shares) - _staying(record, unwanted)
+    missing = ranks_by_node(of_first(target.shares)) - _staying(record, unwanted)
     return [Share(node, ranks) for node, ranks in missing.items()]
 
 

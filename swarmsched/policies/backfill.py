@@ -23,10 +23,10 @@ from swarmsched.policies.base import (
     start,
     wait,
 )
-from swarmsched.policies.placement import place_among, place_in
+from swarmsched.policies.placement import is_there, place_among, place_in
 from swarmsched.policies.reason import fits_now, shortage, start_reason
 from swarmsched.policies.room import Room
-from swarmsched.resources import Share
+from swarmsched.resources import Share, needs_beside
 from swarmsched.view import ClusterView, JobView, Plan
 
 Held = tuple[JobView, tuple[Share, ...]]
@@ -114,17 +114,22 @@ def place_beyond(job: JobView, room: Room, spare: Room) -> tuple[Share, ...] | N
     """Shares that fit now and still fit beside the head at the shadow time."""
     if min(room.ranks(job.demand), spare.ranks(job.demand)) < job.ranks or job.card.hides_constraints:
         return None
+    if needs_beside(job.demand):
+        placed = place_in(room, job)
+        return placed if placed and _is_taken_in_both(placed, job, room, spare) else None
     fewer, more = sorted((room.fits(job.demand), spare.fits(job.demand)), key=len)
     fits = {node: min(held, more[node]) for node, held in fewer.items() if node in more}
     shares = place_among(fits, room, job)
-    if shares is None:
-        return None
+    return shares if shares and _is_taken_in_both(shares, job, room, spare) else None
+
+
+def _is_taken_in_both(shares: Sequence[Share], job: JobView, room: Room, spare: Room) -> bool:
     picks = room.picks(shares, job.demand)
-    if not spare.has_like(picks):
-        return None
+    if not spare.has_like(picks) or not is_there(spare, shares, job.demand):
+        return False
     room.take_like(shares, job.demand, picks)
     spare.take_like(shares, job.demand, picks)
-    return shares
+    return True
 
 
 def _start(job: JobView, shares: tuple[Share, ...], reservation: Reservation | None) -> str:

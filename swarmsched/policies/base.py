@@ -11,7 +11,7 @@ from swarmsched.api import JobState
 from swarmsched.card import RankKey
 from swarmsched.estimate import batches_of
 from swarmsched.ids import handle
-from swarmsched.resources import Demand, Share
+from swarmsched.resources import Demand, Share, needs_beside
 from swarmsched.specification import PRIORITY_LIMIT
 from swarmsched.view import Allocation, Change, Decision, JobView, Order
 
@@ -161,7 +161,8 @@ def amount(count: int, noun: str) -> str:
 
 
 def need(demand: Demand, ranks: int) -> str:
-    """What a gang asks for, in words: `4 GPUs of type A100`, `2 ranks with 4 CPUs each`."""
+    """What a gang asks for, in words: `4 GPUs of type A100`, `2 ranks with 4 CPUs each`; of several groups in turn."""
+    beside = [need(each.demand, each.ranks) for each in needs_beside(demand)]
     parts = []
     if demand.gpus:
         kind = f" of type {demand.gpu_type}" if demand.gpu_type else ""
@@ -175,7 +176,7 @@ def need(demand: Demand, ranks: int) -> str:
     if demand.memory_bytes:
         parts.append(f"{_gib(ranks * demand.memory_bytes)} of memory")
     where = f" on nodes with {', '.join(demand.labels)}" if demand.labels else ""
-    return (", ".join(parts) or "no GPU") + where
+    return " and, in another group, ".join([(", ".join(parts) or "no GPU") + where, *beside])
 
 
 def ahead_sentence(ahead: Sequence[JobView]) -> str:

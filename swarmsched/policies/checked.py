@@ -7,7 +7,7 @@ from msgspec.msgpack import encode
 
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.ids import JobId, NodeId
-from swarmsched.resources import Share
+from swarmsched.resources import gpus_of
 from swarmsched.view import Change, ClusterView, Decision, JobView, NodeView, Plan
 from swarmsched.wire.codec import decode_value
 
@@ -52,14 +52,15 @@ def _added(wanted: Iterable[Decision], jobs: Mapping[JobId, JobView]) -> Counter
         target = () if decision.change is Change.STOP else decision.target.shares
         if empty := next((share.node for share in target if not share.ranks), ""):
             raise BadPlan(f"planned no ranks of job {job.job_id} on {empty}")
-        _add(added, target, job.demand.gpus)
-        _add(added, job.shares, -job.demand.gpus)
+        if beyond := next((share.group for share in target if share.group > len(job.card.groups)), 0):
+            raise BadPlan(
+                f"planned group {beyond} of job {job.job_id}, which has {len(job.card.groups)} beside its first"
+            )
+        for share in target:
+            added[share.node] += gpus_of([share], job.demand)
+        for share in job.shares:
+            added[share.node] -= gpus_of([share], job.demand)
     return added
-
-
-def _add(added: Counter[NodeId], shares: Iterable[Share], per_rank: int) -> None:
-    for share in shares:
-        added[share.node] += share.ranks * per_rank
 
 
 def _check_nodes(added: Mapping[NodeId, int], nodes: Mapping[NodeId, NodeView]) -> None:

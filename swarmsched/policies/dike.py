@@ -16,7 +16,7 @@ from swarmsched.models.hosts import Offer, peak_flops
 from swarmsched.policies.base import joined, start
 from swarmsched.policies.fifo import Fifo
 from swarmsched.policies.hosting import Choice, choose
-from swarmsched.policies.placement import permitted
+from swarmsched.policies.placement import permitted, with_other_groups
 from swarmsched.policies.reason import start_reason
 from swarmsched.policies.resizing import RANKS_MOST, elastic_of
 from swarmsched.policies.room import Room
@@ -37,11 +37,11 @@ class Dike(Fifo):
         if ahead:
             return super()._decide(job, key, room, ahead)
         found = self._chosen(job, room)
-        if isinstance(found, str):
+        shares = None if isinstance(found, str) else with_other_groups(room, job, lambda: _laid_out(found))
+        if isinstance(found, str) or shares is None:
             decision = super()._decide(job, key, room, ahead)
-            return replace(decision, reason=joined(decision.reason, f"as fifo would: {found}"))
-        layout = sorted(found.layout, key=lambda one: (-one[1].workers, one[0].node))
-        shares = tuple([Share(host.node, tasks.workers) for host, tasks in layout])
+            why = found if isinstance(found, str) else "its other groups have no room beside"
+            return replace(decision, reason=joined(decision.reason, f"as fifo would: {why}"))
         room.take(shares, job.demand)
         told = f"{found.samples_per_s:.3g} samples/s by its model and the hosts"
         return start(job, key, shares, joined(start_reason(job, shares), told))
@@ -66,6 +66,11 @@ class Dike(Fifo):
                 return f"{error}"
             found += [best] if best else []
         return max(found, key=lambda one: one.samples_per_s, default="no free hosts hold its model and input")
+
+
+def _laid_out(found: Choice) -> tuple[Share, ...]:
+    layout = sorted(found.layout, key=lambda one: (-one[1].workers, one[0].node))
+    return tuple([Share(host.node, tasks.workers) for host, tasks in layout])
 
 
 def _host(room: Room, node: NodeId, ranks: int, demand: Demand, network_bytes_per_s: float) -> Offer:

@@ -15,7 +15,7 @@ from swarmsched.policies.base import SubmitOrder, ahead_sentence, in_rank_order,
 from swarmsched.policies.placement import place_in
 from swarmsched.policies.reason import shortage, start_reason
 from swarmsched.policies.room import Room
-from swarmsched.resources import Share
+from swarmsched.resources import Share, world_size
 from swarmsched.view import ClusterView, Decision, JobView, Plan
 
 Amounts = tuple[int, ...]
@@ -53,7 +53,7 @@ class _Filling:
             if is_waiting(job):
                 self._queues[job.card.user].append((number, job))
             else:
-                self._count(job, sum([share.ranks for share in job.shares]) + job.card.hidden_ranks or job.ranks)
+                self._count(job, world_size(job.shares) + job.card.hidden_ranks or job.ranks)
         self._heap = [self._entry(user) for user in self._queues]
         heapq.heapify(self._heap)
 
@@ -89,9 +89,9 @@ class _Filling:
         return (max(shares, default=0.0), self._queues[user][0][0], user)
 
     def _count(self, job: JobView, ranks: int) -> None:
-        demand = job.demand
-        more = (ranks * demand.gpus, ranks * demand.cpus, ranks * demand.memory_bytes)
-        self._used[job.card.user] = tuple(map(add, self._used[job.card.user], more))
+        for count, demand in ((ranks, job.demand), *[(each.ranks, each.demand) for each in job.card.groups]):
+            more = (count * demand.gpus, count * demand.cpus, count * demand.memory_bytes)
+            self._used[job.card.user] = tuple(map(add, self._used[job.card.user], more))
 
 
 def _total(view: ClusterView) -> Amounts:

@@ -4,7 +4,7 @@ The picture is the one that the policy plans on, so an explanation and the next 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from swarmsched.api import JobSpec, JobState
@@ -25,6 +25,7 @@ from swarmsched.resources import (
     Share,
     gpu_class,
     missing_labels,
+    of_others,
     ranks_by_node,
     ranks_that_fit,
     suitable,
@@ -128,7 +129,7 @@ def explain(
     `told` are the last plan's decisions, as far as they are known here.  `node_notes` says why a node is not available
     ('suspect', 'draining', 'failed').
     """
-    spec, demand = record.spec, record.spec.demand
+    spec = record.spec
     ahead: list[JobView] = []
     decision = (told or {}).get(record.job_id)
     reason = "it has ended" if record.is_ended else _placement_reason(record, setting, decision)
@@ -144,7 +145,7 @@ def explain(
         job_id=record.job_id,
         state=record.state,
         policy_id=policy_id(setting),
-        needs=need(demand, spec.ranks)
+        needs=need(spec.needs, spec.ranks)
         + (f", or up to {spec.ranks_most} ranks" if spec.ranks_most > spec.ranks else ""),
         free=_free_sentence(view.nodes, spec),
         reason=reason,
@@ -187,9 +188,26 @@ def impossible(spec: JobSpec, capacities: Mapping[NodeId, Free]) -> CapacityErro
     `capacities` are all that each node has, members that are down but known included.
     """
     allowed = {node: resources for node, resources in capacities.items() if allows(spec, node)}
-    if max(_held(spec, allowed).values(), default=0) >= spec.ranks:
-        return None
-    return CapacityError(need(spec.demand, spec.ranks), _capacity_sentence(spec, allowed))
+    for number, name in enumerate(spec.group_names or ("",)):
+        group = spec.of_group(number)
+        if max(_held(group, allowed).values(), default=0) < group.ranks:
+            what = f"{need(group.demand, group.ranks)}{f' in group {name}' if name else ''}"
+            return CapacityError(what, _capacity_sentence(group, allowed))
+    return _too_much_together(spec, allowed.values())
+
+
+def _too_much_together(spec: JobSpec, allowed: Collection[Free]) -> CapacityError | None:
+    """Groups each of which has room alone; where that is so of all together can be told by trying only."""
+    needs = [(spec.ranks, spec.demand), *[(each.ranks, each.demand) for each in spec.groups]]
+    found = (
+        (sum([ranks * each.gpus for ranks, each in needs]), sum([free.gpu_count for free in allowed]), "GPU"),
+        (sum([ranks * each.cpus for ranks, each in needs]), sum([free.cpus for free in allowed]), "CPU"),
+    )
+    for wanted, there, what in found if spec.groups else ():
+        if wanted > there:
+            asked = f"{amount(wanted, what)} in {amount(len(needs), 'group')} at once"
+            return CapacityError(asked, f"{amount(there, what)} ({amount(len(allowed), 'node')})")
+    return None
 
 
 def _held(spec: JobSpec, allowed: Mapping[NodeId, Free]) -> Counter[str]:
@@ -280,7 +298,7 @@ def _placement_reason(record: JobRecord, setting: PolicySetting, decision: Decis
     spec = record.spec
     if not record.shares:
         return "no node has taken it yet"
-    nodes = list(ranks_by_node(record.training).items())
+    nodes = list(ranks_by_node((*record.training, *of_others(record.shares))).items())
     where = ", ".join(f"{node} ({ranks})" for node, ranks in nodes[:SENTENCE_NODES_LIMIT])
     if spec.is_resizable:
         most, has = max(spec.ranks, spec.ranks_most), world_size(record.training)
@@ -288,7 +306,7 @@ def _placement_reason(record: JobRecord, setting: PolicySetting, decision: Decis
             f"takes {spec.ranks} to {most} ranks and has {has}" if most > spec.ranks else f"has {amount(has, 'rank')}"
         )
         return joined(takes, size_reason(record, setting, decision), f"on {where}")
-    asked = f"it asked for {need(spec.demand, spec.ranks)}"
+    asked = f"it asked for {need(spec.needs, spec.ranks)}"
     choice = "on the named nodes" if spec.nodes else "on the fewest nodes that had room"
     return joined(asked, f"placed {choice}: {where}")
 

@@ -23,7 +23,7 @@ from swarmsched.policies.placement import place_in
 from swarmsched.policies.preemption import choose_victims
 from swarmsched.policies.reason import shortage, start_reason
 from swarmsched.policies.room import Room
-from swarmsched.resources import Share
+from swarmsched.resources import demand_of
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
 
 
@@ -66,9 +66,10 @@ class LeastAttainedService(AttainedServiceOrder):
         if found is None:
             return decision, []
         shares, victims = found
-        fits = room.fits(taker.demand)
-        free = [Share(share.node, min(share.ranks, fits.get(share.node, 0))) for share in shares]
-        room.take([share for share in free if share.ranks], taker.demand)  # nobody behind it starts there
+        for share in shares:  # nobody behind it starts there
+            held = room.fits(demand_of(taker.demand, share.group)).get(share.node, 0)
+            if taken := min(share.ranks, held):
+                room.take([replace(share, ranks=taken)], taker.demand)
         names = ", ".join(handle(job.job_id) for job in victims)
         told = replace(decision, reason=joined(decision.reason, f"{names} will make room"), target=Allocation(shares))
         return told, [self._stop(job, taker, now_s) for job in victims]

@@ -16,7 +16,7 @@ import numpy as np
 from swarmsched.ids import NodeId
 from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.base import amount, keep, wait
-from swarmsched.policies.placement import permitted, start_or_claim
+from swarmsched.policies.placement import permitted, start_or_claim, with_other_groups
 from swarmsched.policies.reason import shortage
 from swarmsched.policies.resizing import (
     dealt_to_one,
@@ -130,7 +130,7 @@ def _placed(sized: Sequence[_Sized], room: Room, now: Room) -> list[Decision]:
 def _decision(each: _Sized, room: Room, now: Room) -> Decision:
     job, held = each.job, each.held
     room.release(job.shares, job.demand)
-    shares = _freest(each, room)
+    shares = with_other_groups(room, job, lambda: _freest(each, room))
     if not shares:
         if held:
             return Decision(job.job_id, Change.STOP, "its GPUs shorten other jobs more")

@@ -9,12 +9,13 @@ import hashlib
 import heapq
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.base import joined
 from swarmsched.policies.room import Room
-from swarmsched.resources import Demand, Share
+from swarmsched.resources import Demand, Share, demand_of, needs_beside, of_others
 from swarmsched.view import Allocation, Change, Decision, JobView
 
 TieBreak = Callable[[Sequence[NodeId], int], list[NodeId]]
@@ -28,13 +29,62 @@ def place_in(room: Room, job: JobView, rng: random.Random | None = None) -> tupl
     """
     if (room.ranks_alike(job.demand) < job.ranks and not job.card.mixed_gpus) or job.card.hides_constraints:
         return None
-    return place_among(room.fits(job.demand), room, job, rng)
+    return with_other_groups(room, job, lambda: place_among(room.fits(job.demand), room, job, rng), rng)
+
+
+def with_other_groups(
+    room: Room, job: JobView, place: Callable[[], tuple[Share, ...] | None], rng: random.Random | None = None
+) -> tuple[Share, ...] | None:
+    """Shares that `place` finds for the first group, with those of all others, or None where not all have room.
+
+    Other groups stay where they are.  Of one that waits either the first group is placed before them or after them:
+    what it would take may be the only place that suits another.
+    """
+    if not needs_beside(job.demand):
+        return place()
+    there = of_others(job.shares)
+    if there:
+        if not is_there(room, there, job.demand):
+            return None
+        with room.lent(there, job.demand):
+            first = place()
+        return (*first, *there) if first else None
+    first, others = place(), None
+    if first:
+        with room.lent(first, job.demand):
+            others = _other_groups(room, job, [share.node for share in first], rng)
+    if others is None:
+        others = _other_groups(room, job, (), rng)
+        with room.lent(others or (), job.demand):
+            first = place() if others else None
+    return (*first, *others) if first and others else None
+
+
+def _other_groups(
+    room: Room, job: JobView, home: Collection[NodeId], rng: random.Random | None
+) -> tuple[Share, ...] | None:
+    """Places for all groups but the first, the one with the least choice before the others; rather at `home`."""
+    tie, found = tie_break(job.job_id, rng), list[Share]()
+    needs = [
+        (room.ranks(each.demand) / max(1, each.ranks), group, each) for group, each in enumerate(job.card.groups, 1)
+    ]
+    with ExitStack() as lent:
+        for _, group, each in sorted(needs, key=lambda one: one[:2]):
+            wishes = {"nodes": job.card.nodes, "exclude": job.excluded, "home": home}
+            fits = room.fits(each.demand)
+            shares = choose(fits, room, each.demand, each.ranks, tie, is_mixed=job.card.mixed_gpus, **wishes)
+            if shares is None:
+                return None
+            placed = [Share(share.node, share.ranks, part=group, group=group) for share in shares]
+            found += placed
+            lent.enter_context(room.lent(placed, job.demand))
+    return tuple(sorted(found, key=lambda share: share.group))
 
 
 def place_among(
     fits: Mapping[NodeId, int], room: Room, job: JobView, rng: random.Random | None = None
 ) -> tuple[Share, ...] | None:
-    """The same, where each node is to hold no more ranks than `fits` says."""
+    """The same for the first group, where each node is to hold no more ranks than `fits` says."""
     tie = tie_break(job.job_id, rng)
     wishes = {"nodes": job.card.nodes, "exclude": job.excluded}
     return choose(fits, room, job.demand, job.ranks, tie, is_mixed=job.card.mixed_gpus, **wishes)
@@ -102,8 +152,15 @@ def _first(equal: Sequence[NodeId], count: int, tie: TieBreak, home: Collection[
 
 def is_there(room: Room, shares: Sequence[Share], demand: Demand) -> bool:
     """True when the room has all of the shares: none on nodes that are not available."""
-    fits = room.fits(demand)
-    return not any(share.ranks > fits.get(share.node, 0) for share in shares)
+    if not any(share.group for share in shares):
+        fits = room.fits(demand)
+        return not any(share.ranks > fits.get(share.node, 0) for share in shares)
+    with ExitStack() as lent:
+        for share in shares:
+            if share.ranks > room.fits(demand_of(demand, share.group)).get(share.node, 0):
+                return False
+            lent.enter_context(room.lent([share], demand))
+    return True
 
 
 def take_if_there(room: Room, shares: Sequence[Share], demand: Demand) -> bool:

@@ -1,9 +1,9 @@
 """Sentences about one job and the room that is left for it."""
 
 from swarmsched.policies.base import NAMED_JOBS_LIMIT, amount, need
-from swarmsched.policies.placement import permitted
+from swarmsched.policies.placement import permitted, place_in
 from swarmsched.policies.room import Room
-from swarmsched.resources import Share
+from swarmsched.resources import Share, needs_beside
 from swarmsched.view import JobView
 
 MIXED_GPUS_FLAG = "--mixed-gpus"
@@ -11,11 +11,11 @@ MIXED_GPUS_FLAG = "--mixed-gpus"
 
 def fits_now(job: JobView, room: Room) -> bool:
     """True when the room holds the whole gang on the nodes that the job allows."""
-    return held_by(room, job) >= job.ranks
+    return held_by(room, job) >= job.ranks and (not needs_beside(job.demand) or place_in(room, job) is not None)
 
 
 def held_by(room: Room, job: JobView) -> int:
-    """The most ranks of it that the room holds together on the nodes that the job allows."""
+    """The most ranks of its first group that the room holds together on the nodes that the job allows."""
     if not job.card.nodes and not job.excluded:
         return room.ranks(job.demand) if job.card.mixed_gpus else room.ranks_alike(job.demand)
     allowed = permitted(room.fits(job.demand), job.card.nodes, job.excluded)
@@ -27,8 +27,10 @@ def shortage(job: JobView, room: Room) -> str:
     """What the job needs and what there is: `needs 4 GPUs, 2 free`; it may also merely have to wait its turn."""
     asked = f"needs {need(job.demand, job.ranks)}"
     held = held_by(room, job)
-    if held >= job.ranks:
+    if fits_now(job, room):
         return f"{asked}; fits now and waits its turn"
+    if held >= job.ranks:
+        return f"{asked}; there is no room for all of its groups at once"
     if not room.has_nodes:
         return f"{asked}, but no node is available"
     where = " on the nodes that the job allows" if job.card.nodes or job.excluded else ""

@@ -28,7 +28,7 @@ from swarmsched.policies.placement import is_there, place_in, start_or_claim, ta
 from swarmsched.policies.reason import held_by, shortage, start_reason
 from swarmsched.policies.room import Room
 from swarmsched.policies.sites import Sites
-from swarmsched.resources import Share, world_size
+from swarmsched.resources import Share, nodes_of, of_first, of_others, world_size
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
 
 RANKS_MOST = 256
@@ -59,7 +59,7 @@ class Sized:
     ranks: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.held = sum([share.ranks for share in self.job.shares])
+        self.held = world_size(self.job.shares)
         self.per_rank = max(1, self.job.demand.gpus)
 
     @property
@@ -93,9 +93,9 @@ class Sized:
         sites.put(job.job_id, shares)
         if shares == job.shares:
             return self.rebatched()
-        ranks = sum([share.ranks for share in shares])
-        target = Allocation(shares, self.goodput.batch(ranks, len(shares)) if self.goodput else 0)
-        step_s = self.goodput.step_s(ranks, len(shares)) if self.goodput else 0.0
+        ranks, nodes = world_size(shares), nodes_of(shares)
+        target = Allocation(shares, self.goodput.batch(ranks, nodes) if self.goodput else 0)
+        step_s = self.goodput.step_s(ranks, nodes) if self.goodput else 0.0
         fits = start_reason(job, shares)
         reason = self.why or fits
         if not self.held:
@@ -117,7 +117,7 @@ class Sized:
 
     def _other_batch(self) -> int:
         """With which it would make enough more progress where it is; 0 where there is none, or no choice."""
-        elastic, goodput, nodes = elastic_of(self.job), self.goodput, len(self.job.shares)
+        elastic, goodput, nodes = elastic_of(self.job), self.goodput, nodes_of(self.job.shares)
         if goodput is None or elastic.batches.first >= elastic.batches.most:
             return 0
         batch, now = goodput.batch(self.held, nodes), elastic.global_batch
@@ -176,7 +176,7 @@ def opened(
     now = Room(view.nodes)
     kept += [_started(job, room, now) for _, job in in_rank_order(without, SubmitOrder({}), 0.0)]
     free = sum([node.free.gpu_count for node in view.nodes if node.is_available])
-    free += sum([share.ranks * job.demand.gpus for job in jobs for share in job.shares])
+    free += sum([world_size(job.shares) * job.demand.gpus for job in jobs])
     # Whoever fits nowhere must not be dealt GPUs that others could use.
     nowhere = {job.job_id for job in jobs if not job.shares and not _fits_somewhere(job, room)}
     kept += [wait(job, (), shortage(job, room)) for job in jobs if job.job_id in nowhere]
@@ -288,9 +288,10 @@ def _left_in(room: Room, view: ClusterView, jobs: Iterable[JobView]) -> ClusterV
 
 
 def _split(shares: Sequence[Share], ranks: int) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
-    """The first so many ranks, and the rest."""
-    first, rest = [], []
-    for share in shares:
+    """The first so many ranks, and the rest; other groups stay beside them, if anybody stays."""
+    others = of_others(shares)
+    first, rest = ([*others], []) if ranks else ([], [*others])
+    for share in of_first(shares):
         taken = min(share.ranks, ranks)
         ranks -= taken
         first += [Share(share.node, taken)] if taken else []
@@ -366,7 +367,7 @@ def _giving_way(
     """What it keeps: all but what the place needs, if that is enough for it; else what it has elsewhere, or no more
     than it must.  The room is without it."""
     nodes, elastic = {share.node for share in place}, elastic_of(job)
-    there = sum([share.ranks for share in job.shares if share.node in nodes])
+    there = sum([share.ranks for share in of_first(job.shares) if share.node in nodes])
     for ranks in range(there - 1, -1, -1):
         stays = _limited(job.shares, nodes, ranks)
         if world_size(stays) < elastic.ranks_least:
@@ -380,9 +381,9 @@ def _giving_way(
 
 
 def _limited(shares: Sequence[Share], nodes: Collection[NodeId], ranks: int) -> tuple[Share, ...]:
-    """With the first so many of the ranks on those nodes."""
-    stays = []
-    for share in shares:
+    """With the first so many of the ranks on those nodes, and all other groups."""
+    stays = [*of_others(shares)]
+    for share in of_first(shares):
         taken = min(share.ranks, ranks) if share.node in nodes else share.ranks
         ranks -= taken if share.node in nodes else 0
         stays += [Share(share.node, taken)] if taken else []

@@ -4,7 +4,9 @@ Fit is always asked of `resources.ranks_that_fit`, the function that owners use 
 each demand and asked again only for nodes that changed, which keeps a plan of a thousand jobs in milliseconds.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from swarmsched.api import JobState
 from swarmsched.ids import NodeId
@@ -14,9 +16,11 @@ from swarmsched.resources import (
     Free,
     GpuCount,
     Share,
+    demand_of,
     gpu_class,
     less,
     more,
+    needs_beside,
     picked,
     ranks_that_fit,
     suitable,
@@ -138,7 +142,13 @@ class Room:
 
     def picks(self, shares: Iterable[Share], demand: Demand) -> Picks:
         """The devices that each share would get here."""
-        return [(share.node, picked(self._free[share.node].gpus, demand, share.ranks)) for share in shares]
+        found, left = [], dict[NodeId, tuple[GpuCount, ...]]()
+        for share in shares:
+            gpus = left.get(share.node, self._free[share.node].gpus)
+            found.append((share.node, picked(gpus, demand_of(demand, share.group), share.ranks)))
+            if needs_beside(demand):  # another group may have a share there
+                left[share.node] = less(gpus, found[-1][1])
+        return found
 
     def take(self, shares: Sequence[Share], demand: Demand) -> None:
         """Book shares that fit; the devices are those that `picks` names."""
@@ -147,19 +157,35 @@ class Room:
     def take_like(self, shares: Sequence[Share], demand: Demand, picks: Picks) -> None:
         """Book shares with devices of the same kinds as `picks`; the caller has checked `has_like`."""
         for share, (node, gpus) in zip(shares, picks, strict=True):
-            free = self._free[node]
+            free, each = self._free[node], demand_of(demand, share.group)
             # A node may offer less than was booked there: what a job lacks on one is not missing on the others.
-            cpus = max(0, free.cpus - share.ranks * demand.cpus)
-            memory_bytes = max(0, free.memory_bytes - share.ranks * demand.memory_bytes)
+            cpus = max(0, free.cpus - share.ranks * each.cpus)
+            memory_bytes = max(0, free.memory_bytes - share.ranks * each.memory_bytes)
             self._put(node, Free(less(free.gpus, gpus), cpus, memory_bytes, free.labels))
 
     def has_like(self, picks: Picks) -> bool:
         """True when every picked device has a free one of its kind on the same node here."""
+        wanted: Counter[tuple[NodeId, str, int]] = Counter()
         for node, gpus in picks:
-            free = {(each.model, each.memory_bytes): each.count for each in self._free[node].gpus}
-            if any(each.count > free.get((each.model, each.memory_bytes), 0) for each in gpus):
-                return False
-        return True
+            for each in gpus:
+                wanted[node, each.model, each.memory_bytes] += each.count
+        free = {
+            (node, each.model, each.memory_bytes): each.count
+            for node in {node for node, _ in picks}
+            for each in self._free[node].gpus
+        }
+        return all(count <= free.get(kind, 0) for kind, count in wanted.items())
+
+    @contextmanager
+    def lent(self, shares: Sequence[Share], demand: Demand) -> Iterator[None]:
+        """Book shares that fit for a while; afterwards the room is as it was."""
+        before = {share.node: self._free[share.node] for share in shares}
+        self.take(shares, demand)
+        try:
+            yield
+        finally:
+            for node, free in before.items():
+                self._put(node, free)
 
     def release(self, shares: Iterable[Share], demand: Demand) -> None:
         """Give back what a job holds, as far as one can tell: which devices it has is not gossiped.
@@ -170,14 +196,14 @@ class Room:
             free = self._free.get(share.node)
             if free is None:
                 continue
-            most = self._capacity[share.node]
-            gpus = picked(less(most.gpus, free.gpus), demand, share.ranks)
+            most, each = self._capacity[share.node], demand_of(demand, share.group)
+            gpus = picked(less(most.gpus, free.gpus), each, share.ranks)
             self._put(
                 share.node,
                 Free(
                     more(free.gpus, gpus) if gpus else free.gpus,
-                    min(most.cpus, free.cpus + share.ranks * demand.cpus),
-                    min(most.memory_bytes, free.memory_bytes + share.ranks * demand.memory_bytes),
+                    min(most.cpus, free.cpus + share.ranks * each.cpus),
+                    min(most.memory_bytes, free.memory_bytes + share.ranks * each.memory_bytes),
                     free.labels,
                 ),
             )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmsched.ids import JobId, NodeId
-from swarmsched.policies.placement import ODD, hashed, tightness
+from swarmsched.policies.placement import ODD, hashed, tightness, with_other_groups
 from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Device, Share
 from swarmsched.view import JobView
@@ -53,13 +53,16 @@ class Sites:
         return bool((self._crowd[self._spread.get(job_id, [])] > 1).any())
 
     def choose(self, job: JobView, ranks: int, *, apart: bool = False, gpu: str = "") -> tuple[Share, ...] | None:
-        """Shares of so many ranks, the largest first, or None; among equal nodes it stays where it is.
+        """Shares of so many ranks, the largest first, and those of other groups; None where there is no room.
 
-        `apart`: on one node, or on none that another job has which is on several.  `gpu`: on nodes whose GPUs are of
-        that class alone.
+        Among equal nodes it stays where it is.  `apart`: on one node, or on none that another job has which is on
+        several.  `gpu`: on nodes whose GPUs are of that class alone.
         """
         if self.room.ranks_alike(job.demand) < ranks and not job.card.mixed_gpus:
             return None
+        return with_other_groups(self.room, job, lambda: self._choose(job, ranks, apart, gpu))
+
+    def _choose(self, job: JobView, ranks: int, apart: bool, gpu: str) -> tuple[Share, ...] | None:
         held = self._permitted(job) if job.card.nodes or job.excluded else self._held_of(job.demand)
         if gpu:
             held = np.where(self._nodes_by_class(ANY_GPU).get(gpu, False), held, 0)

@@ -57,6 +57,7 @@ from swarmsched.policies.resizing import (
 from swarmsched.policies.room import Room
 from swarmsched.policies.sites import ANY_GPU
 from swarmsched.policies.turns import DRAINS, Turn, Turns
+from swarmsched.resources import nodes_of
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
 PLACES_TRIED = 8  # in a plan
@@ -331,7 +332,7 @@ class Swarm:
         value *= np.where((ranks > whole) & (ranks % whole > 0), 1.0 - self._interference.part, 1.0)
         for row, each in enumerate(candidates):
             if 0 < each.held < len(each.rate):
-                there = each.goodput.on(each.held, len(each.job.shares)) if each.goodput else each.rate[each.held]
+                there = each.goodput.on(each.held, nodes_of(each.job.shares)) if each.goodput else each.rate[each.held]
                 lost = 0.0 if each.job.card.elastic else each.job.lost_s(now_s) / self._horizon_s
                 value[row, each.held] = max(value[row, each.held], there / usual[row]) * (1.0 + lost) * KEPT
         return value

@@ -38,7 +38,7 @@ from swarmsched.policies.base import amount, inverse_priority, is_waiting, milli
 from swarmsched.policies.calm import JUST_S, has_just_changed
 from swarmsched.policies.ranked import dealt, may_move
 from swarmsched.policies.room import Room, may_resize
-from swarmsched.resources import world_size
+from swarmsched.resources import gpus_of
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
 HYSTERESIS = 1.5
@@ -281,7 +281,7 @@ class InTurn(Backfill):
         free = min(turn.gpus, room.free_gpus(turn.job.demand))
         idle_gpu_s, left = free * found.shadow_s, turn.gpus - free
         for end_s, (job, shares) in ends:
-            gpus = min(left, world_size(shares) * job.demand.gpus)
+            gpus = min(left, gpus_of(shares, job.demand))
             idle_gpu_s, left = idle_gpu_s + gpus * max(0.0, found.shadow_s - end_s), left - gpus
             if not left:
                 break

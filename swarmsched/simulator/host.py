@@ -468,7 +468,7 @@ class Host:
         order = task.order
         self._last_request_id -= 1
         self.command(self._last_request_id, CommitCheckpoint(order.job_id, order.attempt, checkpoint, order.part))
-        if order.spec.is_resizable and not order.part:
+        if order.spec.is_resizable and not order.is_worker:
             estimate = simulated_estimate(task, checkpoint_number(checkpoint))
             self.post(TaskEstimated(*task.key.of_attempt, estimate, task.global_batch))
 

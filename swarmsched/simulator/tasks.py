@@ -405,7 +405,7 @@ class TaskModel:
         batch = order.global_batch or order.spec.batches.first
         task = RunningTask(order, uuids, plans, effect.until_s, began_s=self._loop.now_s, global_batch=batch)
         self._tasks[key] = task
-        if order.part:
+        if order.is_worker:
             self._attempts.parts.setdefault(key.of_attempt, []).append((self, task))
         self.start_count += 1
         self._watch(task, TaskChange.STARTED)
@@ -431,7 +431,7 @@ class TaskModel:
             done_s = 0.0
             if not math.isinf(plan.checkpoint_period_s):
                 done_s = task.checkpoint_count * plan.checkpoint_period_s
-            if order.part:
+            if order.is_worker:
                 begun_s = self._attempts.begun_s.setdefault(task.key.of_attempt, self._loop.now_s)
                 done_s = self._loop.now_s - begun_s
                 self._loop.post_later(plan.ready_s, self._ready, task)
@@ -610,20 +610,20 @@ class TaskModel:
 
     def _plan_checkpoint(self, task: RunningTask) -> None:
         """Rank 0 writes for the gang; of an elastic one each part asks itself whether it is to."""
-        plan = task.plans.get(task.order.first_rank if task.order.part else 0)
+        plan = task.plans.get(task.order.first_rank if task.order.is_worker else task.order.first_number)
         if plan is not None and not math.isinf(plan.checkpoint_period_s):
             self._loop.post_later(plan.checkpoint_period_s, self._complete_checkpoint, task)
 
     def _complete_checkpoint(self, task: RunningTask) -> None:
         """A frozen rank writes nothing; it is asked again a period later."""
         order = task.order
-        if task.is_over or not (order.part or 0 in task.plans):
+        if task.is_over or not (order.is_worker or order.first_number in task.plans):
             return
-        if order.part and self._is_first(task):
+        if order.is_worker and self._is_first(task):
             steps, begun = self._attempts.steps, checkpoint_number(order.checkpoint)
             number = steps[order.key.of_attempt] = steps.get(order.key.of_attempt, begun) + 1
             self._copy(task, self._checkpoint(task, number))
-        elif not order.part and not task.is_frozen:
+        elif not order.is_worker and not task.is_frozen:
             task.checkpoint_count += 1
             self._commit(task, self._checkpoint(task, task.checkpoint_count))
         self._plan_checkpoint(task)
@@ -675,7 +675,7 @@ class TaskModel:
             return
         task.ends.pop(rank_exit.rank, None)
         is_clean = not (rank_exit.exit_code or rank_exit.signal)
-        if is_clean and task.order.part and self._is_in_no_world(task):
+        if is_clean and task.order.is_worker and self._is_in_no_world(task):
             task.is_waiting = True  # for one that names it, for as long as there is none
             task.left_s[rank_exit.rank] = (LAST_STEP_S, rank_exit)
             return
@@ -697,7 +697,7 @@ class TaskModel:
             timer.cancel()
         task.plans, task.ends, task.left_s, task.is_frozen = {}, {}, {}, False
         self._watch(task, TaskChange.ENDED)
-        left = self._trainers(task) if task.order.part else []
+        left = self._trainers(task) if task.order.is_worker else []
         if task.failure is not TaskFailure.NONE or not task.exits or any(e.exit_code or e.signal for e in task.exits):
             for model, other in left:
                 if other.world is not None and _is_in(other.world, task.order.part):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from swarmsched.api import EndReason, Isolation, JobSpec
+from swarmsched.api import EndReason, Isolation, JobSpec, RankGroup
 from swarmsched.estimate import BatchRange
 from swarmsched.ids import NodeId
 from swarmsched.resources import Demand
@@ -60,6 +60,8 @@ RECOVER_RATIO = 0.7
 EXCLUDE_RATIO = 0.2
 RESTARTABLE_EACH = 3
 """By its number, every third job may be stopped for others."""
+GROUPS_EACH = 4
+"""By its number, every fourth job has a second group, whose rank serves the first or ends before it."""
 CROWD_S, CROWD_JOB_S = 15.0, 4.0  # for how long small jobs come, and each of them runs
 BLOCKER_S = (62.0, 80.0)  # long enough for whoever waits behind it to starve
 
@@ -386,7 +388,16 @@ def spec_of(parameters: Mapping[str, Any]) -> JobSpec:
         tree="0" * 64 if does in ("environment", "staged") else "",  # so that there is something to stage
         max_restarts=parameters["max_restarts"],
         on_isolation=Isolation(parameters["on_isolation"]),
+        **_beside(does, parameters["job"]),
     )
+
+
+def _beside(does: str, number: int) -> dict[str, Any]:
+    """It asks for nothing, so that it fits wherever the first group does."""
+    if number % GROUPS_EACH != GROUPS_EACH - 1:
+        return {}
+    lasts_s = FOR_EVER_S if number % (2 * GROUPS_EACH) < GROUPS_EACH or does in LIMITED else 0.5
+    return {"group": "first", "groups": (RankGroup("helper", ("sleep", str(lasts_s), "0.0"), ranks=1 + number % 2),)}
 
 
 def behave(order: TaskOrder, rank: int) -> RankPlan:
@@ -397,9 +408,16 @@ def behave(order: TaskOrder, rank: int) -> RankPlan:
         case "train":
             return RankPlan(duration_s, checkpoint_period_s=period_s)
         case "elastic":
-            return _worker(duration_s, rank, is_first=order.attempt == 1, hangs=sum(order.job_id.encode()) % 2 == 1)
+            return _worker(
+                duration_s,
+                rank - order.first_number,
+                is_first=order.attempt == 1,
+                hangs=sum(order.job_id.encode()) % 2 == 1,
+            )
         case "code":  # one rank fails, the others would go on for ever
-            return RankPlan(duration_s, 3) if rank == order.world_size - 1 else RankPlan(FOR_EVER_S)
+            return (
+                RankPlan(duration_s, 3) if rank == order.first_number + order.world_size - 1 else RankPlan(FOR_EVER_S)
+            )
         case "once" if order.attempt == 1 and order.node_rank == 1:  # not its fault: tried again
             return RankPlan(duration_s, failure=TaskFailure.UNREACHABLE)
         case "no-port" if order.attempt == 1 and order.node_rank == 0:

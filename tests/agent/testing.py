@@ -162,12 +162,15 @@ class AgentApi:
 
     def output(self, job: Any, stream: str = "stdout") -> str:
         """What the ranks of a job have written so far, as this agent tells it."""
+        return "".join(record["text"] for record in self.records(f"/v1/jobs/{job['id']}/logs?stream={stream}"))
+
+    def records(self, path: str) -> list[Any]:
+        """The `log` records that a stream of output has at this moment."""
         headers = {"Authorization": f"Bearer {self.token}"}
-        url = f"{self.url}/v1/jobs/{job['id']}/logs?stream={stream}"
-        request = urllib.request.Request(url, headers=headers)  # the URL is our own
+        request = urllib.request.Request(self.url + path, headers=headers)  # the URL is our own
         with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
             records = [json.loads(line) for line in response if line.strip()]
-        return "".join(record["text"] for record in records if record.get("type") == "log")
+        return [record for record in records if record.get("type") == "log"]
 
     def page_of_metrics(self) -> str:
         """What /metrics answers."""

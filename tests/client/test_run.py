@@ -7,6 +7,7 @@ import pytest
 
 from swarm_client import attached
 from swarm_client.quantity import deadline
+from swarmsched.api import JobSpec
 from tests.client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, log, problem, state
 
 
@@ -427,6 +428,86 @@ def test_a_job_file_is_read_and_options_win(swarm, agent, tmp_path):
     assert (first["command"], first["ranks"], first["env"]) == (["python", "a.py"], 4, {"A": "1", "B": "2"})
     assert (second["command"], second["ranks"], second["env"]) == (["python", "b.py"], 2, {"A": "9", "B": "2"})
     assert second["time_limit_seconds"] == 7200.0
+
+
+GROUPS = """
+name = "pair"
+sync = false
+[env]
+BOTH = "1"
+[[group]]
+name = "worker"
+command = ["python", "t.py"]
+gpus = "2:4"
+elastic = true
+env = {OWN = "w"}
+[[group]]
+name = "server"
+command = "serve -p 1"
+ranks = 2
+cpus = 3
+mem = "2G"
+require = ["nvlink"]
+env = {OWN = "s", BOTH = "2"}
+"""
+
+
+def test_groups_of_a_job_file_are_the_jobs_own_and_others_and_options_are_for_all(swarm, agent, tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text(GROUPS)
+    swarm("submit", "-f", str(file), "-e", "BOTH=3")
+    spec = spec_of(agent)
+    first = {key: spec[key] for key in ("name", "group", "command", "ranks", "ranks_most", "gpus_per_rank", "elastic")}
+    assert first == {
+        "name": "pair",
+        "group": "worker",
+        "command": ["python", "t.py"],
+        "ranks": 2,
+        "ranks_most": 4,
+        "gpus_per_rank": 1,
+        "elastic": True,
+    }
+    assert spec["env"] == {"BOTH": "3", "OWN": "w"}
+    (server,) = spec["groups"]
+    assert server == {
+        "name": "server",
+        "command": ["serve", "-p", "1"],
+        "ranks": 2,
+        "gpus_per_rank": 0,
+        "cpus_per_rank": 3,
+        "memory_bytes_per_rank": 2 * 2**30,
+        "require": ["nvlink"],
+        "env": {"OWN": "s", "BOTH": "3"},
+    }
+    assert JobSpec.from_json(spec).groups[0].demand.labels == ("nvlink",)
+    yaml = tmp_path / "job.yaml"
+    yaml.write_text("sync: false\ngroup:\n- {name: a, command: x}\n- {name: b, command: y, gpus: 1}\n")
+    swarm("submit", "-f", str(yaml))
+    second = agent.wait_for("POST", "/v1/jobs", 2)[1]["spec"]
+    assert [each["name"] for each in second["groups"]] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("cpus = 3", "cpu = 3", "group 2 (server): cpu is no key of a group; did you mean cpus?"),
+        ("cpus = 3", "elastic = true", "group 2 (server): elastic goes with the first group only"),
+        ("cpus = 3", 'cpus = "x"', "job.toml:16: cpus: must be a whole number, not 'x'"),
+        ('name = "server"\n', "", "group 2: name is missing"),
+        ('command = "serve -p 1"\n', "", "group 2 (server): command is missing"),
+        ("sync = false", "sync = false\ngpus = 3", "gpus is set beside the groups and in the first of them"),
+        ("cpus = 3", "priority = 1", "priority is no key of a group"),
+    ],
+)
+def test_what_is_wrong_with_a_group_of_a_job_file_is_told_with_its_number_and_name(swarm, tmp_path, old, new, told):
+    file = tmp_path / "job.toml"
+    assert old in GROUPS
+    file.write_text(GROUPS.replace(old, new))
+    code, _, err = swarm("submit", "-f", str(file))
+    assert code == 2
+    assert told in err
+    file.write_text('[group]\nname = "a"\n')
+    assert "write [[group]] and its keys below it" in swarm("submit", "-f", str(file))[2]
 
 
 @pytest.mark.parametrize(

@@ -147,3 +147,21 @@ def test_a_gpu_with_an_error_is_left_while_the_job_trains_and_given_to_nobody(nv
 
 def gpus_of(agent):
     return agent.get(f"/v1/nodes/{agent.name}")["gpus"]
+
+
+@rarely
+def test_elastic_workers_change_while_a_server_of_theirs_runs_on_and_ends_with_them(fresh_swarm, train_venv):
+    server = "echo serves; trap 'exit 7' TERM; while :; do sleep 0.1; done"
+    groups = [{"name": "server", "command": ["sh", "-c", server], "gpus_per_rank": 1}]
+    job = ElasticJob(fresh_swarm, train_venv, ranks=2, group="worker", groups=groups)
+    job.trains_with(2)
+    where = job.now["groups"][1]["nodes"]
+    for ranks in (4, 1, 3):
+        fresh_swarm[1].call("POST", f"/v1/jobs/{job.id}/scale", {"ranks": ranks})
+        job.trains_with(ranks)
+        assert job.now["groups"][1]["nodes"] == where
+        assert job.now["groups"][0]["world_size"] == ranks
+    done = job.ended()
+    assert (done["end_reason"], done["exit_code"], done["attempt"], done["restarts"]) == ("completed", 0, 1, 0)
+    assert (done["rescalings"][0]["ranks_after"], done["rescalings"][-1]["ranks_after"]) == (4, 3)
+    assert job.output.count("serves") == 1

@@ -53,6 +53,40 @@ def test_a_job_runs_where_the_labels_are_that_it_requires_and_is_refused_where_t
         assert "0 nodes with disk=hdd (labels that are known: disk=nvme" in refused["detail"]
 
 
+def test_groups_of_a_job_run_together_know_of_one_another_and_end_with_the_first(swarm):
+    worker = "echo w$RANK of $SWARM_GROUPS meets $SWARM_GROUP_SERVER_HOST:$SWARM_GROUP_SERVER_PORT; sleep 1"
+    server = "echo s$RANK/$WORLD_SIZE $OWN $MASTER_ADDR:$MASTER_PORT; trap 'echo bye; exit 9' TERM; sleep 60 & wait"
+    groups = [{"name": "server", "command": ["sh", "-c", server], "ranks": 2, "env": {"OWN": "its"}}]
+    asked = {"ranks": 3, "gpus_per_rank": 1, "group": "worker", "groups": groups}
+    job = swarm[0].submit("sh", "-c", worker, **asked)
+    done = swarm[1].ended(job)
+    assert (done["end_reason"], done["exit_code"], done["detail"]) == ("completed", 0, "group worker has ended")
+    assert [(each["name"], each["world_size"]) for each in done["groups"]] == [("worker", 3), ("server", 2)]
+    path = f"/v1/jobs/{job['id']}/logs?stream=stdout"
+    of_server = swarm[2].records(f"{path}&group=server")
+    assert {(each["group"], each["rank"]) for each in of_server} == {("server", 0), ("server", 1)}
+    words = [each["text"].split() for each in of_server]
+    assert sorted(line[0] for line in words if line[0] != "bye") == ["s0/2", "s1/2"]
+    assert ["bye"] in words
+    meeting = next(line[2] for line in words if line[0] == "s0/2")
+    of_workers = swarm[2].records(f"{path}&rank=0,1,worker.2")
+    assert {each["rank"] for each in of_workers} == {0, 1, 2}
+    assert {each["text"].split(" ", 1)[1] for each in of_workers} == {f"of worker,server meets {meeting}\n"}
+    assert swarm[0].call("GET", f"{path}&group=none")[1]["detail"] == "group: the job has no group 'none'"
+
+
+def test_a_rank_of_any_group_that_fails_ends_the_job_by_its_name_also_after_an_agents_restart():
+    with start_agents(1) as (agent,):
+        groups = [{"name": "server", "command": ["sh", "-c", "sleep 3; exit 6"]}]
+        job = agent.submit("sleep", "60", group="worker", groups=groups)
+        wait_until_sync(lambda: agent.get(f"/v1/jobs/{job['id']}")["state"] == "running")
+        agent.kill()
+        agent.restart()
+        done = agent.ended(job)
+    assert (done["shell_exit_code"], done["failed_group"], done["failed_rank"]) == (6, "server", 0)
+    assert done["detail"] == f"rank server.0 on {agent.name} exited with 6"
+
+
 def test_command_that_does_not_exist_gives_127(swarm):
     done = swarm[0].ended(swarm[0].submit("no-such-command-anywhere"))
     assert done["shell_exit_code"] == 127

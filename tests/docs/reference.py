@@ -34,6 +34,8 @@ VALUES = {
     "labels": "list of at most {high} labels, `NAME` or `NAME=VALUE`",
     "gpu_limits": "table of at most {high} models and numbers",
     "work": "table of numbers, or null",
+    "name": "at most {high} small letters, digits, `-` and `_`, the first a letter",
+    "groups": "list of at most {high} groups",
 }
 
 
@@ -44,6 +46,7 @@ def fields() -> Iterator[str]:
     default = JobSpec(command=()).to_json()
     for row in FIELDS:
         key = f"`{row.by}`" if row.by else "`command`" if row.key == "command" else ""
+        key = "`[[group]]`" if row.by == "group" else key
         value = VALUES[row.kind].format(low=row.low, high=row.high, choices=" or ".join(row.choices))
         value += f"; {TYPED[row.kind]} in options and job files" if row.option and row.kind in TYPED else ""
         shown = "" if default[row.key] in ("", None, [], {}) else f"`{json.dumps(default[row.key])}`"

@@ -1,6 +1,7 @@
 """The document of a job: by its record, and by its card."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.documents import (
     CheckpointDocument,
+    GroupDocument,
     JobDocument,
     JobNodeDocument,
     LeftoverDocument,
@@ -24,9 +26,10 @@ from swarmsched.documents import (
     WorkerDocument,
     WorldDocument,
 )
+from swarmsched.policies.base import need
 from swarmsched.policies.calm import PAUSE_BUDGET
 from swarmsched.record import JobRecord, Rescaling, own_exit_code, shell_exit_code
-from swarmsched.resources import Share, ranks_by_node, world_size
+from swarmsched.resources import Share, merged, of_first, ranks_by_node, world_size
 from swarmsched.view import JobView
 
 SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASS", "CREDENTIALS")
@@ -81,13 +84,42 @@ class ByRecord:
         return by_time_limit(self.record.attempt, self.elapsed_s, self.spec.time_limit_s) if is_running else None
 
     def shares(self) -> list[JobNodeDocument]:
-        """A job's nodes in the order of ranks; those of an elastic job have any numbers."""
-        first, documents = 0, list[JobNodeDocument]()
-        for node, ranks in ranks_by_node(self.record.shares).items():
-            first_rank = None if self.spec.elastic else first
-            documents.append(JobNodeDocument(node=node, ranks=ranks, first_rank=first_rank))
-            first += ranks
+        """A job's nodes by group, in the order of ranks in it; those of an elastic group have any numbers."""
+        first, documents = Counter[int](), list[JobNodeDocument]()
+        for share in merged(self.record.shares):
+            first_rank = None if self.spec.elastic and not share.group else first[share.group]
+            group = self.spec.of_group(share.group).group or None
+            documents.append(JobNodeDocument(node=share.node, ranks=share.ranks, first_rank=first_rank, group=group))
+            first[share.group] += share.ranks
         return documents
+
+    def groups(self) -> list[GroupDocument]:
+        """A job's groups, the first one first; none of a job that has but one."""
+        found, record = list[GroupDocument](), self.record
+        for number, name in enumerate(self.spec.group_names):
+            group = self.spec.of_group(number)
+            held = record.training if not number else [each for each in record.shares if each.group == number]
+            size = ranks_by_node(held)
+            found.append(
+                GroupDocument(
+                    name=name,
+                    command=list(group.command),
+                    ranks=group.ranks,
+                    ranks_most=group.ranks_most,
+                    gpus_per_rank=group.demand.gpus,
+                    needs=need(group.demand, group.ranks),
+                    world_size=size.total(),
+                    nodes=list(size),
+                )
+            )
+        return found
+
+    def failed_rank(self) -> tuple[str | None, int | None]:
+        """The group, if there are several, and the number in it of the rank that failed first; nothing where none."""
+        if self.record.failed_rank < 0:
+            return None, None
+        name, index = self.spec.in_group(self.record.failed_rank)
+        return name or None, index
 
     def world(self) -> WorldDocument | None:
         """Which workers of an elastic job train, in the order of their ranks, and which come and go."""
@@ -96,7 +128,7 @@ class ByRecord:
             return None
         groups = {"training": record.members, "joining": record.joining, "leaving": record.leaving}
         if not record.world.version:  # all are being started
-            groups = {"joining": record.shares}
+            groups = {"joining": of_first(record.shares)}
         return WorldDocument(
             version=record.world.version,
             workers=[_worker(share, state) for state, shares in groups.items() for share in shares],
@@ -133,6 +165,7 @@ def job_document(record: JobRecord, now_utc_s: float, attendance: Attendance) ->
         ranks_most=spec.ranks_most,
         world_size=world_size(record.training),
         nodes=job.shares(),
+        groups=job.groups(),
         world=job.world(),
         attempt=record.attempt,
         epoch=record.epoch,
@@ -157,7 +190,8 @@ def job_document(record: JobRecord, now_utc_s: float, attendance: Attendance) ->
         spec=spec_document(spec),
         detail=record.detail,
         failed_node=record.failed_node or None,
-        failed_rank=record.failed_rank if record.failed_rank >= 0 else None,
+        failed_rank=job.failed_rank()[1],
+        failed_group=job.failed_rank()[0],
         relaunches=record.relaunches,
         source="record",
         **aged(now_utc_s, 0.0),
@@ -209,8 +243,12 @@ def time_or_none(utc_s: float) -> str | None:
 
 def spec_document(spec: JobSpec) -> Document:
     """The specification with the values of secret variables masked."""
-    is_secret = {name: name.upper().endswith(SECRET_ENDINGS) for name in spec.env}
-    return {**spec.to_json(), "env": {name: MASK if is_secret[name] else value for name, value in spec.env.items()}}
+    shown = spec.to_json()
+    for each in (shown, *shown["groups"]):
+        each["env"] = {
+            name: MASK if name.upper().endswith(SECRET_ENDINGS) else value for name, value in each["env"].items()
+        }
+    return shown
 
 
 def _worker(share: Share, state: str) -> WorkerDocument:

@@ -5,7 +5,7 @@ What others wrote, and an attempt that was given up, stays on the nodes that ran
 alone know, and are asked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +14,7 @@ from swarm_agent.http.exchange import Document
 from swarm_agent.http.peers import SEARCH_TIMEOUT_S, Peers, first_unique
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import bad_parameter
+from swarmsched.api import JobSpec, RankGroup
 from swarmsched.ids import JobId, NodeId
 
 NAMED_MAX = 5
@@ -45,12 +46,22 @@ def has_output(document: Document) -> bool:
 def current_places(document: Document) -> LogPlaces:
     """Places of the present attempt that its record names."""
     ranks: dict[NodeId, tuple[int, ...]] = {}
+    spec = groups_of(document)
     for share in document["nodes"]:
         if share["first_rank"] is not None:
-            ranks[NodeId(share["node"])] = tuple(range(share["first_rank"], share["first_rank"] + share["ranks"]))
+            group = spec.group_names.index(share["group"]) if spec.groups else 0
+            first, node = spec.first_number(group) + share["first_rank"], NodeId(share["node"])
+            ranks[node] = (*ranks.get(node, ()), *range(first, first + share["ranks"]))
     for each in world_of(document).get("workers", ()):
         ranks[NodeId(each["node"])] = (*ranks.get(NodeId(each["node"]), ()), each["worker"] - 1)
     return LogPlaces(int(document["attempt"] or 0), ranks)
+
+
+def groups_of(document: Document) -> JobSpec:
+    """The groups of a job, as far as ranks are numbered by them: of most jobs there is but one, without a name."""
+    spec = document.get("spec") or {}
+    others = [RankGroup(each["name"], (), each["ranks"]) for each in spec.get("groups") or ()]
+    return JobSpec((), group=spec.get("group") or "", groups=tuple(others))
 
 
 def world_of(document: Document) -> Document:
@@ -59,9 +70,10 @@ def world_of(document: Document) -> Document:
 
 
 def ranks_of_present(document: Document) -> int:
-    """Ranks of the present attempt, of one that is to come where there is none, are below this."""
+    """Numbers of ranks of the present attempt, of one that is to come where there is none, are below this."""
     sizes = (document["ranks"], document.get("ranks_most"), document.get("world_size"))
-    return max(each or 0 for each in (*sizes, world_of(document).get("last_worker")))
+    largest = max(each or 0 for each in sizes) + groups_of(document).first_number(0)
+    return max(largest, world_of(document).get("last_worker") or 0)
 
 
 def _has_several_sizes(document: Document) -> bool:
@@ -109,7 +121,7 @@ class LogFinder:
         return LogPlaces(places.attempt, ranks, problem=problem)
 
     async def _search(self, document: Document, attempt: int) -> LogPlaces:
-        count = None if _has_several_sizes(document) else document["ranks"]
+        count = None if _has_several_sizes(document) else ranks_of_present(document)
         kept, silent = await self._ask(JobId(document["id"]), attempt, count)
         current = int(document["attempt"] or 0)
         chosen = attempt or max((number for number in kept if number <= current), default=current)
@@ -154,7 +166,8 @@ def _problem(
     """What cannot be had, and who may have it."""
     if world_of(document):  # which numbers its workers had nobody knows
         return _silence(silent, f"output of attempt {attempt}")
-    missing = sorted(set(range(document["ranks"])).difference(*ranks.values()))
+    count, spec = groups_of(document).first_number(0) + document["ranks"], groups_of(document)
+    missing = [spec.rank_name(each) for each in sorted(set(range(count)).difference(*ranks.values()))]
     if not missing:
         return ""
     told = f"no node that answers has output of attempt {attempt} of {_listed('rank', missing)}"
@@ -166,7 +179,7 @@ def _silence(silent: tuple[NodeId, ...], what: str) -> str:
     return f"{_listed('node', silent)} did not answer and may have {what}" if silent else ""
 
 
-def _listed(word: str, items: list[int] | tuple[NodeId, ...]) -> str:
+def _listed(word: str, items: Sequence[str]) -> str:
     named = ", ".join(str(each) for each in items[:NAMED_MAX])
     more = f" and {len(items) - NAMED_MAX} more" if len(items) > NAMED_MAX else ""
     return f"{word}{'s' if len(items) > 1 else ''} {named}{more}"

@@ -20,6 +20,7 @@ from swarm_agent.http.log_places import (
     LogFinder,
     LogPlaces,
     current_places,
+    groups_of,
     has_output,
     ranks_of_present,
     world_of,
@@ -32,6 +33,7 @@ from swarm_agent.http.stream import FOLLOW, LOSSLESS, Record, closing, resume_cu
 from swarm_agent.http.watch import JobWatch
 from swarm_agent.http.when import SINCE, rfc3339
 from swarm_agent.supervision.logs import BadCursor
+from swarmsched.api import JobSpec
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.fields import RANK_MOST
 from swarmsched.ids import JobId, NodeId
@@ -44,36 +46,57 @@ LEFT_RETRY_S = 10.0  # the same of one where no rank runs any more
 REOPEN_S = 1.0  # a change of the job reopens a node's stream at once; this bounds the wait for a start that made none
 DRAIN_S = 2.0  # for the next record of an attempt that is over, where nothing hinders it
 STREAMS = ("stdout", "stderr", "system")
+NO_GROUPS = JobSpec(())
 CANNOT_READ = (AgentUnreachable, RemoteProtocolError, BadCursor)
 
 
-def _ranks_from(given: str | None) -> tuple[int, ...]:
+def _ranks_from(given: str | None) -> tuple[tuple[str, int], ...]:
     return tuple(_rank(word.strip()) for word in (given or "").split(",") if word.strip())
 
 
-def _rank(word: str) -> int:
-    if not word.isdecimal() or len(word) > len(str(RANK_MOST)) or int(word) > RANK_MOST:
-        raise bad_parameter("rank", f"{word[:20]!r} is not a rank", f"whole numbers from 0 to {RANK_MOST}")
-    return int(word)
+def _rank(word: str) -> tuple[str, int]:
+    """Its group, or nothing, and its number there."""
+    group, _, number = word.rpartition(".")
+    if not number.isdecimal() or len(number) > len(str(RANK_MOST)) or int(number) > RANK_MOST:
+        raise bad_parameter(
+            "rank", f"{word[:20]!r} is not a rank", f"whole numbers from 0 to {RANK_MOST}, or GROUP.NUMBER"
+        )
+    return group, int(number)
+
+
+def _names_from(given: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (given or "").split(",") if word.strip())
 
 
 ATTEMPT = integer("attempt", "An earlier attempt; 0 is the newest that has output.", 0, 0, ATTEMPT_MOST)
 CURSOR = Parameter("cursor", TEXT, "Go on behind this place.", lambda given: decode_cursor(given or ""))
-RANKS = Parameter("rank", TEXT, "Ranks, with commas.", _ranks_from)
+RANKS = Parameter("rank", TEXT, "Ranks, with commas: 0,3 or, of a job with groups, server.0.", _ranks_from)
+GROUPS = Parameter("group", TEXT, "Of ranks of these groups only, with commas.", _names_from)
 STREAM = words("stream", "stdout, stderr or system, with commas.", STREAMS)
 TAIL = integer("tail", "Only so many of the last lines of each rank.", None, 0, TAIL_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """What a client asked for."""
+    """What a client asked for: ranks by group and number, or all of groups.
 
-    ranks: tuple[int, ...]
+    Once the job is known, `numbers` are those of the ranks among all, and `spec` has the names of its groups.
+    """
+
+    ranks: tuple[tuple[str, int], ...]
     streams: tuple[str, ...]
     tail: int | None
     since_utc_s: float | None
     attempt: int
     is_lossless: bool = False
+    groups: tuple[str, ...] = ()
+    spec: JobSpec = NO_GROUPS
+    numbers: frozenset[int] = frozenset()  # all, where empty
+    is_resolved: bool = False
+
+    def wants(self, number: int) -> bool:
+        """True for a rank whose output is to be read."""
+        return not self.numbers or number in self.numbers
 
 
 class JobLogs:
@@ -91,25 +114,47 @@ class JobLogs:
         found = await self._jobs.find(call)
         documents = self._watch.watch(found)
         if is_followed:
+            if query.groups or any(name for name, _ in query.ranks):
+                async with closing(self._watch.watch(found)) as ahead:
+                    _of_job(query, await anext(ahead), is_open=True)  # a stream that has begun could not refuse it
             return stream_answer(call, _Follower(self._source, self._finder, query, cursor).records(documents))
         async with closing(documents):
             document = await anext(documents)
-        _check_ranks(query, document)
+        query = _of_job(query, document)
         places = await self._finder.find(document, cursor.attempt or query.attempt)
         return stream_answer(call, _past(self._source, document, places, query, cursor))
 
 
-def _check_ranks(query: LogQuery, document: Document) -> None:
-    """A rank that the job does not have is a mistake, not an empty log; which earlier workers had nobody knows."""
-    if query.attempt and world_of(document):
-        return
-    count = ranks_of_present(document)
-    beyond = [rank for rank in query.ranks if rank >= count]
-    if beyond:
-        last = count - 1
-        raise bad_parameter(
-            "rank", f"the job has no rank {beyond[0]}", f"its ranks are 0 to {last}" if last else "only 0"
-        )
+def _of_job(query: LogQuery, document: Document, *, is_open: bool = False) -> LogQuery:
+    """The query with the numbers of the ranks that it names; `is_open`: ranks may come that are not there yet.
+
+    A rank or group that the job does not have is a mistake, not an empty log; which earlier workers had nobody knows.
+    """
+    spec, end = groups_of(document), ranks_of_present(document)
+    numbers = set[int]()
+    for name in query.groups:
+        first, count = _numbers(spec, "group", name, end)
+        numbers |= {*range(first, first + count)}
+    for name, rank in query.ranks:
+        first, count = _numbers(spec, "rank", name, end)
+        if rank >= count and not is_open and not (query.attempt and world_of(document)):
+            last, of = count - 1, f" of group {name}" if name else ""
+            raise bad_parameter(
+                "rank", f"the job has no rank {rank}{of}", f"its ranks are 0 to {last}" if last else "only 0"
+            )
+        numbers.add(first + rank)
+    return replace(query, spec=spec, numbers=frozenset(numbers), is_resolved="spec" in document)
+
+
+def _numbers(spec: JobSpec, parameter: str, name: str, end: int) -> tuple[int, int]:
+    """The number of a group's first rank among all, and how many it has; no name stands for the first group."""
+    names = spec.group_names
+    if name and name not in names:
+        known = ", ".join(names) or "it has but one group, without a name"
+        raise bad_parameter(parameter, f"the job has no group {name[:40]!r}", f"its groups: {known}")
+    group = names.index(name) if name else 0
+    first = spec.first_number(group)
+    return first, spec.groups[group - 1].ranks if group else end - first
 
 
 async def _past(
@@ -141,7 +186,7 @@ async def past_records(
             await _push(heap, index, await stack.enter_async_context(closing(stream)))
         while heap:
             _, index, node, raw = heapq.heappop(heap)
-            record = _record(attempt, node, raw, cursor)
+            record = _record(attempt, node, raw, cursor, query.spec)
             if record is not None:
                 yield record
             await _push(heap, index, streams[index])
@@ -196,6 +241,8 @@ class _Follower:
 
     async def _take(self, document: Document, last: Document | None) -> None:
         attempt = int(document["attempt"] or 0)
+        if not self._query.is_resolved:
+            self._query = _of_job(self._query, document, is_open=True)
         if last is not None and self._pumps and attempt != self._attempt:
             await self._drain(last)
         await self._put(_state_record(document))
@@ -276,7 +323,7 @@ class _Follower:
         rank = str(raw["rank"])
         async with self._putting:
             before = dict(self._cursor.ranks)
-            record = _record(request.attempt, node, raw, self._cursor)
+            record = _record(request.attempt, node, raw, self._cursor, self._query.spec)
             try:
                 if record is not None:
                     await self._queue.put(record)
@@ -348,7 +395,7 @@ def _requests(
     tail, since_utc_s = None if cursor.ranks else query.tail, query.since_utc_s
     job_id, attempt = JobId(document["id"]), places.attempt
     for node, ranks in places.ranks.items():
-        wanted = tuple(rank for rank in ranks if not query.ranks or rank in query.ranks)
+        wanted = tuple(rank for rank in ranks if query.wants(rank))
         if wanted:
             known = {rank: position for rank, position in cursor.ranks.items() if int(rank) in wanted}
             past = (tail, since_utc_s, query.streams)
@@ -359,14 +406,15 @@ def _requests(
     return requests
 
 
-def _record(attempt: int, node: NodeId, raw: dict[str, Any], cursor: LogCursor) -> Record | None:
+def _record(attempt: int, node: NodeId, raw: dict[str, Any], cursor: LogCursor, spec: JobSpec) -> Record | None:
     """One record as the client gets it; None for a mark, which only tells where a rank's output begins."""
     if "warning" in raw:
         return {**raw["warning"], "cursor": cursor.encode()}
     cursor.advance(attempt, raw["rank"], raw["cursor"])
     if raw["is_mark"]:
         return None
-    head = {"rank": raw["rank"], "node": node, "stream": raw["stream"], "time": rfc3339(raw["utc_s"])}
+    group, rank = spec.in_group(raw["rank"])
+    head = {"rank": rank, "group": group or None, "node": node, "stream": raw["stream"], "time": rfc3339(raw["utc_s"])}
     if raw["dropped"]:
         lost = {"skipped_bytes": raw["dropped"], "text": "the disk was full" if raw["data"] else ""}
         return {"type": "gap", **head, "time": None, **lost, "cursor": cursor.encode()}
@@ -411,6 +459,7 @@ def _missing(text: str) -> Record:
 def _query_from(call: Call) -> LogQuery:
     return LogQuery(
         ranks=RANKS.of(call),
+        groups=GROUPS.of(call),
         streams=STREAM.of(call),
         tail=TAIL.of(call),
         since_utc_s=SINCE.of(call),

@@ -4,8 +4,9 @@ from swarm_agent.http.schema import FLAG, NUMBER, TEXT, Schema, array, at_most, 
 from swarmsched.api import VARIABLE_NAME_LIMIT, WORK_COUNTS, WORK_LIMITS, WORK_NEEDED
 from swarmsched.fields import LONG_TEXT_LIMIT
 from swarmsched.resources import LABEL_LENGTH
-from swarmsched.specification import BATCH_LIMIT, FIELDS, SpecField
+from swarmsched.specification import BATCH_LIMIT, FIELDS, GROUP_KEYS, SpecField
 
+NAME_LENGTH = next(row.high for row in FIELDS if row.key == "group")
 FIGURES = {
     name: between("integer" if name in WORK_COUNTS else "number", int(name in WORK_NEEDED), most)
     for name, most in WORK_LIMITS.items()
@@ -26,6 +27,9 @@ SHOWN: dict[str, Schema] = {
     "work": maybe(record(dict.fromkeys(WORK_LIMITS, NUMBER))),
 }
 """By the kind of a field; of all others text."""
+SHOWN["groups"] = array(
+    record({"name": TEXT} | {row.key: SHOWN.get(row.kind, TEXT) for row in FIELDS if row.key in GROUP_KEYS})
+)
 
 
 def asked_spec() -> Schema:
@@ -60,4 +64,9 @@ def _asked(row: SpecField) -> Schema:
             return {**schema, "additionalProperties": between("integer", 1, BATCH_LIMIT), "maxProperties": row.high}
         case "work":
             return maybe(ASKED_WORK)
+        case "groups":
+            own = {each.key: _asked(each) for each in FIELDS if each.key in GROUP_KEYS}
+            command = {**own.pop("command"), "minItems": 1}
+            group = record({"name": at_most(NAME_LENGTH), "command": command}, optional=own, is_closed=True)
+            return array(group, row.high)
     return at_most(row.high)

@@ -27,16 +27,30 @@ from swarmsched.card import card_of
 from swarmsched.commands import CreateTicket, JobAccepted, SubmitJob, TicketIssued
 from swarmsched.documents import SubmittedJobDocument, TicketDocument
 from swarmsched.errors import JobRejected
+from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeFlag
 from swarmsched.holders import HOLDERS_MAX, HOLDERS_WANTED, Holder
 from swarmsched.ids import JobId, NodeId
+from swarmsched.specification import FIELDS
 from swarmsched.view import JobView
 
 SUBMIT_S = 25.0  # for all holders together, below the 30 s that clients wait
 INTRODUCTION_S = 3.0  # three rounds of gossip; a job that one holder keeps is lost with it
 INTRODUCTION_POLL_S = 0.05
+NAMED_MOST = 3
+_VERSION = re.compile(r"\d+(\.\d+)*")
 _STORE = re.compile(r"[0-9a-f]{1,14}")
 _STORE_END = 2**53
+
+
+def _is_before(member: MemberView, version: str) -> bool:
+    """True for an agent of an earlier version than that; what tells no number is taken for new."""
+    found = _VERSION.match(member.software_version)
+    return found is not None and _numbers(found[0]) < _numbers(version)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 class SubmitRoutes:
@@ -73,7 +87,19 @@ class SubmitRoutes:
         command = SubmitJob(ticket.job_id, ticket.holders, spec, is_dry_run)
         if call.hops:
             return await self._create(command)
+        self._refuse_what_others_drop(spec)
         return await self._at_holders(call, command)
+
+    def _refuse_what_others_drop(self, spec: JobSpec) -> None:
+        """Raise `Problem` while agents of an earlier version are there that would make another job of this one."""
+        asked = told(spec)
+        for row in FIELDS:
+            if row.binding and row.key in asked:
+                older = [each for each in self._facts.members() if each.is_available and _is_before(each, row.since)]
+                if older:
+                    names = ", ".join(f"{each.node_id} ({each.software_version})" for each in older[:NAMED_MOST])
+                    detail = f"{row.key} is not known to agents of before {row.since}, which are: {names}"
+                    raise Problem("conflict", detail, "upgrade these agents, or leave it out until then")
 
     async def _at_holders(self, call: Call, command: SubmitJob) -> HttpReply:
         """Ask the ticket's holders in order, this agent in its place, until one knows what became of the job."""

@@ -17,7 +17,19 @@ from swarm_agent.http.submit import SubmitRoutes
 from swarm_agent.http.when import SINCE
 
 FILTERS = (joblist.ALL, joblist.STATE, joblist.OWNER, joblist.NAME, joblist.LIMIT, joblist.CURSOR, FIELDS)
-OUTPUT = (FOLLOW, SINCE, logs.CURSOR, LAST_EVENT, LOSSLESS, USER, logs.TAIL, logs.RANKS, logs.STREAM, logs.ATTEMPT)
+OUTPUT = (
+    FOLLOW,
+    SINCE,
+    logs.CURSOR,
+    LAST_EVENT,
+    LOSSLESS,
+    USER,
+    logs.TAIL,
+    logs.RANKS,
+    logs.GROUPS,
+    logs.STREAM,
+    logs.ATTEMPT,
+)
 LOGGED = (FOLLOW, SINCE, events.CURSOR, LAST_EVENT, events.LIMIT, events.KIND, events.JOBS, events.NODES)
 READINESS = (VERBOSE, EXCLUDE)
 

@@ -9,6 +9,9 @@ A job that asks for no GPU and has one rank for good is a plain command: it is n
 take RANK or LOCAL_RANK for the word of a launcher, and go to meet others.  With GPUs one rank is told as many are, so
 that a script runs on one GPU as it does on eight.
 
+Ranks of a job with several groups are told of their own group as if it were the job, and of all groups beside:
+SWARM_GROUP, SWARM_GROUPS, and SWARM_GROUP_<NAME>_RANKS, _NODES, _HOST and _PORT for each.
+
 Values win in this order: ours about rank, node and GPUs; the user's; defaults (PYTHONUNBUFFERED=1, so that output
 appears when it is printed; OMP_NUM_THREADS, the cores of the node or of the rank's demand divided among ranks);
 the agent's own, as far as the allow-list goes; the interfaces of ranks that meet others on other nodes.
@@ -72,18 +75,28 @@ def common_environment(
     if tools:
         env["PATH"] = f"{env['PATH']}:{tools.bin_path}"
         env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), str(tools.python_path))))
-    meeting = {} if order.part else _torch_variables(order)  # workers of an elastic job meet by what agents tell them
+    meeting = (
+        {} if order.is_worker else _torch_variables(order)
+    )  # workers of an elastic job meet by what agents tell them
     slurm = _slurm_variables(order, len(gpus), account.name, workdir) if order.spec.slurm_env else {}
-    return env | _swarm_variables(order, gpus) | _gpu_variables(gpus) | meeting | slurm | dict(task or {})
+    return (
+        env
+        | _swarm_variables(order, gpus)
+        | _group_variables(order)
+        | _gpu_variables(gpus)
+        | meeting
+        | slurm
+        | dict(task or {})
+    )
 
 
 def rank_environment(order: TaskOrder, local_rank: int) -> dict[str, str]:
     """What one rank has of its own.  Little with `per_node`: the launcher that it runs numbers its workers."""
     if order.spec.per_node:
         return _slurm_rank(order, order.node_rank, 0)
-    number = order.first_rank + local_rank
+    number = order.first_rank - order.first_number + local_rank
     rank = str(number)
-    if order.part:  # its rank changes
+    if order.is_worker:  # its rank changes
         return {"LOCAL_RANK": "0", "SWARM_RANK": rank}
     slurm = _slurm_rank(order, number, local_rank)
     if _is_plain(order):
@@ -97,7 +110,7 @@ def _is_plain(order: TaskOrder) -> bool:
 
 
 def process_ranks(order: TaskOrder) -> tuple[int, ...]:
-    """Global ranks of the processes started on this node; one, its first, with `per_node`."""
+    """Numbers of the processes started on this node, among all ranks; one, its first, with `per_node`."""
     count = 1 if order.spec.per_node else order.local_ranks
     return tuple(range(order.first_rank, order.first_rank + count))
 
@@ -122,9 +135,22 @@ def _swarm_variables(order: TaskOrder, gpus: Sequence[Gpu]) -> dict[str, str]:
         "SWARM_NODE_RANK": str(nodes.index(order.node)),
         "SWARM_GPUS": ",".join(gpu.uuid for gpu in gpus),
         "SWARM_GRACE_SECONDS": f"{spec.grace_s:g}",
-        **({"SWARM_WORKER": str(order.part)} if order.part else {}),
+        **({"SWARM_WORKER": str(order.part)} if order.is_worker else {}),
         **_local_batch(spec.batches, gpus),
     } | ({"SWARM_GLOBAL_BATCH": str(batch)} if (batch := order.global_batch or spec.batches.first) else {})
+
+
+def _group_variables(order: TaskOrder) -> dict[str, str]:
+    """Where the other groups are; the port of each is kept for its first rank to listen on, and is its MASTER_PORT."""
+    if not order.groups:
+        return {}
+    variables = {"SWARM_GROUP": order.spec.group, "SWARM_GROUPS": ",".join([each.name for each in order.groups])}
+    for each in order.groups:
+        name = f"SWARM_GROUP_{each.name.upper().replace('-', '_')}"
+        variables |= {f"{name}_RANKS": str(each.ranks), f"{name}_NODES": ",".join(each.nodes)}
+        if each.meeting.port:
+            variables |= {f"{name}_HOST": each.meeting.host, f"{name}_PORT": str(each.meeting.port)}
+    return variables
 
 
 def _local_batch(batches: BatchRange, gpus: Sequence[Gpu]) -> dict[str, str]:
@@ -139,7 +165,8 @@ def _interface_variables(order: TaskOrder, interface: str) -> dict[str, str]:
     By themselves gloo and tensorpipe take that of the host's own name, which may be loopback.  NCCL takes a prefix of
     a name unless told otherwise, and knows no labels of addresses.  UCX is told nothing: it would use nothing else.
     """
-    is_alone = len(ranks_by_node(order.shares)) == 1 and not order.part
+    nodes = {*ranks_by_node(order.shares), *[node for each in order.groups for node in each.nodes]}
+    is_alone = len(nodes) == 1 and not order.is_worker
     if is_alone or not interface:
         return {}
     device = interface.partition(":")[0]

@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 
 from swarm_agent.task.account import Account
@@ -23,7 +24,7 @@ from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import StorageError, SwarmError
 from swarmsched.ids import JobId, NodeId, TaskKey, is_job_id
 from swarmsched.resources import Gpu, GpuHealth, Share
-from swarmsched.task import RankExit, TaskFailure, TaskOrder
+from swarmsched.task import GroupPlace, RankExit, TaskFailure, TaskOrder
 
 _FAILURES = {
     "none": TaskFailure.NONE,
@@ -173,7 +174,9 @@ def order_to_json(order: TaskOrder, gpus: Sequence[Gpu]) -> bytes:
         "node": order.node,
         "spec": _without_defaults(order.spec),
         "part": order.part,
-        "shares": [[share.node, share.ranks, share.part] for share in order.shares],
+        "shares": [[share.node, share.ranks, share.part, share.group] for share in order.shares],
+        "first_number": order.first_number,
+        "groups": msgspec.to_builtins(order.groups),
         "rendezvous": [order.rendezvous_host, order.rendezvous_port],
         "checkpoint": asdict(order.checkpoint) if order.checkpoint else None,
         "gpus": [asdict(gpu) | {"health": gpu.health.value} for gpu in gpus],
@@ -203,6 +206,8 @@ def order_from_json(data: bytes, path: Path) -> tuple[TaskOrder, tuple[Gpu, ...]
             rendezvous_port=port,
             checkpoint=_checkpoint(document.get("checkpoint")),
             part=document.get("part", 0),
+            first_number=document.get("first_number", 0),
+            groups=msgspec.convert(document.get("groups", ()), tuple[GroupPlace, ...]),
         )
         gpus = tuple(Gpu(**(gpu | {"health": GpuHealth(gpu["health"])})) for gpu in document["gpus"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SwarmError) as error:
@@ -210,9 +215,9 @@ def order_from_json(data: bytes, path: Path) -> tuple[TaskOrder, tuple[Gpu, ...]
     return order, gpus
 
 
-def _share(node: str, ranks: int, part: int = 0) -> Share:
-    """Those of an earlier version have no part."""
-    return Share(NodeId(node), ranks, part=part)
+def _share(node: str, ranks: int, part: int = 0, group: int = 0) -> Share:
+    """Those of an earlier version have no part and no group."""
+    return Share(NodeId(node), ranks, part=part, group=group)
 
 
 def _checkpoint(document: dict[str, Any] | None) -> Checkpoint | None:

@@ -530,7 +530,7 @@ class TaskRunner:
 
     def _start_warm(self, task: _Task, launch: LaunchFile) -> bool:
         """Start it if a process like it waits."""
-        is_elastic = bool(task.order.part)
+        is_elastic = task.order.is_worker
         found = warm_start(launch.argv, launch.common_env, launch.account) if is_elastic else None
         if found is None:
             return False
@@ -549,7 +549,7 @@ class TaskRunner:
             "SWARM_TASK_TOKEN": token,
             "SWARM_CHECKPOINT_DIR": str(task.prepared.checkpoint_dir),
         }
-        if task.order.part:
+        if task.order.is_worker:
             variables["SWARM_FABRIC_HOST"] = self._fabric_address
         if task.prepared.resume_from:
             variables["SWARM_RESUME_FROM"] = str(task.prepared.resume_from)
@@ -825,7 +825,7 @@ class TaskRunner:
         task.revision += len(facts.read(task.link.facts_path))
         if facts.started_utc_s:
             task.stage = TaskStage.STARTED
-        if task.account is not None and task.order.part:
+        if task.account is not None and task.order.is_worker:
             task.warm_start = task.link.warm_start(task.account)
         if facts.is_exited:
             task.stage, task.failure, task.detail = TaskStage.EXITED, facts.failure, facts.detail
@@ -836,7 +836,7 @@ class TaskRunner:
         if facts.is_damaged:
             self._tell_damaged(task)
         self._open_socket_again(task)
-        if task.order.part:
+        if task.order.is_worker:
             self.memberships.expect(task.key)
         log.info("task found job_id=%s attempt=%d shim_pid=%d", *task.key.of_attempt, facts.shim_pid)
 

@@ -248,13 +248,14 @@ def end_leftovers(order: TaskOrder, facts: ReadFacts) -> bool:
     """SIGKILL what a killed shim left behind; False once nothing is left.
 
     They are known by the sessions of the recorded ranks, as long as their leaders are the processes that were
-    recorded, and by the task's variables in their environment, which children inherit: of an elastic job a node may
-    have several tasks of one attempt.
+    recorded, and by the task's variables in their environment, which children inherit: of an elastic job, or
+    of one with several groups, a node may have several tasks of one attempt.
     """
     kill_scope(scope_name(order, facts.shim_pid))
     sessions = {pid for pid, ticks in facts.rank_starts.items() if shim.start_ticks(pid) == ticks}
     variables = [f"SWARM_JOB_ID={order.job_id}", f"SWARM_ATTEMPT={order.attempt}", f"SWARM_NODE={order.node}"]
-    variables += [f"SWARM_WORKER={order.part}"] if order.part else []
+    variables += [f"SWARM_WORKER={order.part}"] if order.is_worker else []
+    variables += [f"SWARM_GROUP={order.spec.group}"] if order.groups else []
     marks = [variable.encode() for variable in variables]
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
     found = [pid for pid in pids if pid != os.getpid() and _belongs(pid, sessions, marks)]

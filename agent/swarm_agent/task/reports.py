@@ -144,7 +144,9 @@ class TaskReports:
 
     def _tell_news(self, key: TaskKey, reported: Reported) -> None:
         order = self._order_of(key)
-        is_first = order is not None and (order.part > 0 or order.node_rank == 0)  # of elastic ones only it reports
+        if order is None or not order.is_of_first_group:
+            return
+        is_first = order.is_worker or order.node_rank == 0  # of elastic ones only it reports
         if not is_first or self._now() < reported.told_s + TELL_EVERY_S:
             return
         estimate, batch = coarse(self.estimate(key) or Estimate()), reported.progress.global_batch

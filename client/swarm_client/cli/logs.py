@@ -25,7 +25,8 @@ COMMAND = Command(
         Option("-f --follow", "go on until the job ends"),
         Option("--tail", "only the last N lines of each rank", "N", read=whole(0, 10**9)),
         Option("--since", "only newer output: 10m, or an RFC 3339 time", "TIME", read=_since),
-        Option("--rank", "only these ranks, comma separated", "RANKS"),
+        Option("--rank", "only these ranks, comma separated: 0,3 or server.0", "RANKS"),
+        Option("--group", "only ranks of these groups, comma separated", "NAMES"),
         Option("--attempt", "output of this attempt; default: the newest that has any", "N", read=whole(1, 2**32 - 1)),
         Option("--stream", "only stdout or stderr", "NAME", choices=("stdout", "stderr")),
         Option("--timestamps", "begin each line with its time"),
@@ -42,12 +43,12 @@ def execute(session: Session, arguments: Arguments) -> int:
     reference, rank = split_rank(one_positional(arguments, "job"))
     if arguments["follow"] and arguments["attempt"] is not None:
         raise UsageError("--attempt and --follow exclude one another", "leave out --follow to read one attempt")
-    keys = ("tail", "since", "stream", "attempt")
+    keys = ("tail", "since", "stream", "attempt", "group")
     query = {key: str(arguments[key]) for key in keys if arguments[key] is not None}
     ranks = arguments["rank"] or rank
     if ranks:
-        if not all(part.isdigit() for part in ranks.split(",")):
-            raise UsageError(f"--rank {ranks!r} is no list of ranks", "write --rank 0 or --rank 0,3")
+        if not all(part.rpartition(".")[2].isdigit() for part in ranks.split(",")):
+            raise UsageError(f"--rank {ranks!r} is no list of ranks", "write --rank 0, --rank 0,3 or --rank server.0")
         query["rank"] = ranks
     if arguments["follow"]:
         query["follow"] = "1"

@@ -108,6 +108,16 @@ def _survives(job: Mapping[str, Any]) -> str:
     return f"{text} (forced)" if job.get("is_forced") else text
 
 
+def _nodes(job: Mapping[str, Any]) -> list[str]:
+    return [str(share["node"]) for share in job.get("nodes") or []]
+
+
+def _groups(job: Mapping[str, Any]) -> str:
+    """`worker 4/4, server 0/1`: the ranks that each group has, and those that it asked for."""
+    found = [f"{each['name']} {each['world_size']}/{each['ranks']}" for each in job.get("groups") or []]
+    return ", ".join(found) or "-"
+
+
 def _text(key: str, missing: str = "-") -> Any:
     return lambda job: str(job[key]) if job.get(key) not in (None, "") else missing
 
@@ -118,12 +128,13 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("USER", _text("user"), gives_way=True),
     Column("STATE", lambda job: shown_state(job, is_brief=True), style=state_style),
     Column("GPUS", shown_gpus, is_right=True),
-    Column("NODES", lambda job: show_few([share["node"] for share in job.get("nodes") or []]), gives_way=True),
+    Column("NODES", lambda job: show_few(list(dict.fromkeys(_nodes(job)))), gives_way=True),
     Column("WAITED", lambda job: show_duration(job.get("queued_seconds")), is_right=True, gives_way=True),
     Column("START", shown_start, is_right=True, gives_way=True),
     Column("ELAPSED", _elapsed, is_right=True, gives_way=True),
     Column("PROGRESS", lambda job: shown_ratio(job.get("progress") or {}), is_right=True, gives_way=True),
     Column("ETA", lambda job: shown_remaining(job.get("progress") or {}), is_right=True, gives_way=True),
+    Column("GROUPS", _groups, is_wide=True),
     Column("QUEUE", _text("queue"), is_wide=True),
     Column("PRIORITY", _text("priority"), is_wide=True, is_right=True),
     Column("SHEPHERD", _text("shepherd"), is_wide=True),

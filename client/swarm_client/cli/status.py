@@ -165,8 +165,7 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Reason", plain(job["reason"])
     if job.get("state") == "ended":
         yield from _outcome(job)
-    yield "Needs", needs(spec) if spec else f"{job.get('gpus')} GPUs"
-    yield from _place(job)
+    yield from _place(job, spec)
     yield from _command(spec)
     yield from _files(job, spec)
     yield from _times(job, spec)
@@ -193,8 +192,10 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Note", f"as of {age} ago: whoever answers for the job at this moment knows an older state"
 
 
-def _place(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """How many ranks it has, why so many, and where."""
+def _place(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What it needs, how many ranks it has, why so many, and where; of a job with groups, what each of them does."""
+    if not job.get("groups"):
+        yield "Needs", needs(spec) if spec else f"{job.get('gpus')} GPUs"
     if job.get("size_reason"):
         yield "Has", plain(f"{show_count(job['world_size'], 'rank')}: {job['size_reason']}")
     if workers := workers_line(job):
@@ -202,6 +203,11 @@ def _place(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from [("Problem", plain(problem)) for problem in problems(job)]
     elif job.get("nodes"):
         yield "Nodes", ", ".join(_share(share) for share in job["nodes"])
+    for group in job.get("groups") or []:
+        where = f" on {', '.join(group['nodes'])}" if group["nodes"] else ""
+        size = str(group["ranks"]) + (f" to {group['ranks_most']}" if group["ranks_most"] > group["ranks"] else "")
+        has = f"{group['world_size']} of {size} rank{'s' * (size != '1')}{where}; {group['needs']}"
+        yield f"Group {group['name']}", plain(f"{has}; {word_list(group['command'])}")
 
 
 def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -303,7 +309,7 @@ def _survival(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _command(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if spec.get("command"):
+    if spec.get("command") and not spec.get("groups"):
         yield "Command", plain(word_list(spec["command"]))
     for name, key in (("Folder", "workdir"), ("Environment", "venv")):
         if spec.get(key):
@@ -330,7 +336,8 @@ def _outcome(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Detail", plain(job["detail"])
     if job.get("failed_node"):
         rank = job.get("failed_rank")
-        yield "Failed on", job["failed_node"] + (f", rank {rank}" if rank is not None else "")
+        name = f"{job['failed_group']}.{rank}" if job.get("failed_group") else rank
+        yield "Failed on", job["failed_node"] + (f", rank {name}" if rank is not None else "")
 
 
 def needs(spec: Mapping[str, Any]) -> str:
@@ -360,6 +367,7 @@ def _share(share: Mapping[str, Any]) -> str:
     if first is None or count is None:
         return str(share["node"])
     ranks = f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"
+    ranks = f"{share['group']} {ranks}" if share.get("group") else ranks
     return f"{share['node']} ({ranks}{paused})"
 
 

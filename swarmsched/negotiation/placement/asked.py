@@ -13,10 +13,10 @@ from swarmsched.commands import MigrateJob, Refused
 from swarmsched.ids import NodeId
 from swarmsched.negotiation.placement.wish import Wish, cannot_pause
 from swarmsched.policies.base import amount
-from swarmsched.policies.placement import choose, tie_break
+from swarmsched.policies.placement import choose, tie_break, with_other_groups
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
-from swarmsched.resources import Share, world_size
+from swarmsched.resources import Share, of_first, world_size
 from swarmsched.view import Allocation, JobView
 
 
@@ -62,11 +62,18 @@ def place_elsewhere(
     allowed = [node for node in nodes if node in chosen] if nodes and chosen else nodes or chosen
     if nodes and not allowed:
         return None
-    home = [share.node for share in job.shares]
+    home = [share.node for share in of_first(job.shares)]
     tie, unwanted = tie_break(job.job_id), (*job.excluded, *avoid)
-    fits = there.fits(job.demand)
     wishes = {"nodes": allowed, "exclude": unwanted, "home": home}
-    return choose(fits, there, job.demand, ranks, tie, is_mixed=job.card.mixed_gpus, **wishes)
+
+    def place() -> tuple[Share, ...] | None:
+        return choose(there.fits(job.demand), there, job.demand, ranks, tie, is_mixed=job.card.mixed_gpus, **wishes)
+
+    found = with_other_groups(there, job, place)
+    if found is not None or (job.card.elastic is not None and job.card.elastic.is_live):
+        return found
+    card = replace(job.card, shares=(), nodes=tuple(allowed), exclude=tuple(unwanted))  # all groups begin anew
+    return with_other_groups(there, replace(job, card=card), place)
 
 
 def fitting(record: JobRecord, view: JobView, room: Room) -> Wish | None:

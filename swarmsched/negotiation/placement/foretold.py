@@ -6,6 +6,7 @@ from swarmsched.effects import Announce
 from swarmsched.estimate import Estimate
 from swarmsched.ids import JobId
 from swarmsched.policies.base import amount
+from swarmsched.resources import nodes_of
 from swarmsched.view import Decision
 
 
@@ -37,7 +38,7 @@ class Foretold:
             return []
         target, point = decision.target, told.points[-1]
         batch_off = abs(point.ranks * point.local_batch - target.global_batch)
-        if (point.ranks, point.nodes) != (target.ranks, len(target.shares)) or batch_off > point.ranks:
+        if (point.ranks, point.nodes) != (target.ranks, nodes_of(target.shares)) or batch_off > point.ranks:
             return []
         self.forget(job_id)
         error = abs(point.step_s - decision.step_s) / decision.step_s

@@ -86,7 +86,7 @@ class Placement:
     def estimated(self, job: JobShepherd, sender: NodeId, told: TaskEstimate, clock: Clock) -> Sequence[ShepherdEffect]:
         """The ranks of a job of ours have reported: plans may change, if it told more than that it goes on."""
         before, record = job.estimate, job.record
-        gpu = self._cluster.gpu_class(record.shares, record.spec.demand)
+        gpu = self._cluster.gpu_class(record.training, record.spec.demand)
         known = replace(told, estimate=replace(told.estimate, gpu=gpu))
         effects = job.step(PeerMessageReceived(sender, known), clock)
         if tells_more(before, job.estimate):
@@ -207,7 +207,7 @@ class Placement:
                 [
                     job_id
                     for job_id, job in waiting.items()
-                    if job.claim.is_open and is_there(room, job.claim.place, job.decided.spec.demand)
+                    if job.claim.is_open and is_there(room, job.claim.place, job.decided.spec.needs)
                 ],
                 is_needed=is_needed,
                 now_s=clock.now_s,

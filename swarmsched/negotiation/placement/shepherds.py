@@ -4,8 +4,6 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from msgspec.structs import replace
-
 from swarmsched.api import JobState
 from swarmsched.clock import Clock
 from swarmsched.cluster import Cluster
@@ -17,6 +15,7 @@ from swarmsched.negotiation.shepherd_state import Openings, ShepherdParts
 from swarmsched.negotiation.window import Window
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
+from swarmsched.resources import Share
 from swarmsched.view import JobView, NodeView
 
 CLOSED = (False,) * 4
@@ -152,11 +151,11 @@ class Shepherds:
         """Free resources less what our own unanswered holds will take."""
         room = Room(nodes)
         for job in self.jobs.values():
-            demand = job.decided.spec.demand
             for share in job.unanswered_holds:
+                demand = job.decided.spec.of_group(share.group).demand
                 ranks = min(share.ranks, room.fits(demand).get(share.node, 0))
                 if ranks:
-                    room.take([replace(share, ranks=ranks)], demand)
+                    room.take([Share(share.node, ranks)], demand)
         return room
 
     def validate(self) -> None:

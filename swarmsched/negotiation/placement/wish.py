@@ -21,10 +21,10 @@ from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.regrouping import holds_off
 from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.negotiation.told import BatchWished, ChangeWished, StartWished
-from swarmsched.policies.placement import permitted
+from swarmsched.policies.placement import is_there, permitted
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
-from swarmsched.resources import Share, ranks_by_node
+from swarmsched.resources import Share, of_first, of_others, ranks_by_node
 from swarmsched.view import Allocation, JobView
 
 
@@ -94,7 +94,10 @@ class Carrier:
         if is_placed and not is_other and target.global_batch == job.decided.global_batch:
             return Obstacle.JOB, "it has just that"
         fits = permitted(room.fits(view.demand), view.card.nodes, view.excluded)
-        taken = [each.node for each in _more(wish, job, view) if fits.get(each.node, 0) < each.ranks]
+        more = _more(wish, job, view)
+        taken = [each.node for each in of_first(more) if fits.get(each.node, 0) < each.ranks]
+        if not taken and not is_there(room, more, view.demand):
+            taken = [each.node for each in of_others(more)]
         return (Obstacle.PLACE, f"the place on {', '.join(taken[:3])} is taken") if taken else (Obstacle.NONE, "")
 
 
@@ -137,5 +140,6 @@ def _is_other(wish: Wish, job: JobView) -> bool:
 def _more(wish: Wish, job: JobShepherd, view: JobView) -> list[Share]:
     """What comes to it: what it gives up is there for others only once it has left."""
     staying = [share for share in job.decided.members if share.part not in wish.leave] if wish.leave else view.shares
-    missing = ranks_by_node(wish.target.shares) - ranks_by_node(staying)
-    return [Share(node, ranks) for node, ranks in missing.items()]
+    missing = ranks_by_node(of_first(wish.target.shares)) - ranks_by_node(of_first(staying))
+    others = [] if view.shares else of_others(wish.target.shares)
+    return [*[Share(node, ranks) for node, ranks in missing.items()], *others]

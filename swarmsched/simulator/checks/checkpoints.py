@@ -70,7 +70,7 @@ class CheckpointChecker(Checker):
     def _starts(self, effect: StartTask) -> None:
         order = effect.order
         expected, given = self._resumes.get(order.key.of_attempt), order.checkpoint
-        if order.part and given is not None and given.attempt == order.attempt:  # joins those that wrote it
+        if order.is_worker and given is not None and given.attempt == order.attempt:  # joins those that wrote it
             expected = given if (order.job_id, given.name, given.attempt) in self._known else expected
         if given != expected:
             raise Violation(

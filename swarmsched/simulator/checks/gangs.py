@@ -75,7 +75,8 @@ class GangChecker(Checker):
         committed = self._committed.get(order.key.of_attempt, {})
         wanted = wanted_by(order, record)
         # A part that joins an elastic gang is ordered with those that were there before it, and may be gone by now.
-        is_complete = committed.items() >= wanted.items() if order.part else committed == wanted
+        is_one_of_several = order.is_worker or bool(order.groups)
+        is_complete = committed.items() >= wanted.items() if is_one_of_several else committed == wanted
         if not is_complete:
             raise Violation(
                 5, f"{order.job_id}/{order.attempt} starts on {host.node_id} with commits {committed} of {wanted}"
@@ -102,7 +103,9 @@ def wanted_by(order: TaskOrder, record: JobRecord | None) -> dict[Place, int]:
     committed need not come for the next one to start, although the order of that one names it.
     """
     shares = order.shares
-    if order.part and record is not None and record.attempt == order.attempt and record.world.version:
+    if order.groups and record is not None and record.attempt == order.attempt and not record.world.version:
+        shares = record.shares
+    if order.is_worker and record is not None and record.attempt == order.attempt and record.world.version:
         there = {share.place for share in (*record.members, *record.joining)}
         shares = tuple(share for share in shares if share.place in there or share.part == order.part)
     return {share.place: share.ranks for share in shares}

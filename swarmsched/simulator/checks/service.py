@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from swarmsched.ids import JobId
 from swarmsched.ledger.message import HOLD_TTL_S
 from swarmsched.record import JobRecord
+from swarmsched.resources import gpus_of
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
 from swarmsched.simulator.checks.gangs import is_over
@@ -56,7 +57,8 @@ class ServiceChecker(Checker):
         spans = self._spans.setdefault(job_id, {})
         for share in after.shares:
             if share.part:  # its GPU is held for it before it is named, for as long as a hold may last
-                spans.setdefault((after.attempt, share.part), _Span(after.spec.demand.gpus, now_s - HOLD_TTL_S))
+                gpus = gpus_of([share], after.spec.needs)
+                spans.setdefault((after.attempt, share.part), _Span(gpus, now_s - HOLD_TTL_S))
         is_forced = is_new_beginning(before, after)
         for (attempt, _), span in spans.items():
             if is_forced and not is_over(after, attempt):

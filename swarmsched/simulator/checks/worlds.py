@@ -10,6 +10,7 @@ from swarmsched.effects import Effect, PublishWorld, StartTask
 from swarmsched.ids import AttemptKey, JobId, NodeId, TaskKey
 from swarmsched.negotiation.world_changes import is_settled
 from swarmsched.record import JobRecord
+from swarmsched.resources import of_first
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
 from swarmsched.simulator.checks.violation import Violation
@@ -75,7 +76,7 @@ class WorldChecker(Checker):
             self._check_settled(after)
         if not is_next and new.members != old.members:
             raise Violation(INVARIANT, f"world {new.version} of {name} had {old.members} and has {new.members}")
-        if after.last_part < max((share.part for share in after.shares), default=0):
+        if after.last_part < max((share.part for share in of_first(after.shares)), default=0):
             raise Violation(INVARIANT, f"parts of {name} may be numbered {after.last_part + 1} twice")
         self.changed_count += is_next
         self.joined_count += len(set(new.members) - set(old.members))
@@ -99,7 +100,8 @@ class WorldChecker(Checker):
         """Workers are told of a world, or a part is started."""
         assert isinstance(effect, PublishWorld | StartTask)
         key = effect.key if isinstance(effect, PublishWorld) else effect.order.key
-        if not key.part or key.job_id in self._forced:
+        is_worker = isinstance(effect, PublishWorld) or effect.order.is_worker
+        if not is_worker or key.job_id in self._forced:
             return
         self._decided.settle(host)
         if isinstance(effect, StartTask):
@@ -115,7 +117,7 @@ class WorldChecker(Checker):
 
     def task_changed(self, host: Host, task: RunningTask, change: TaskChange) -> None:
         """Which parts have processes."""
-        if not task.order.part:
+        if not task.order.is_worker:
             return
         if change is TaskChange.ENDED:
             self._alive.pop(task.key, None)

@@ -15,12 +15,15 @@ from swarm_agent.supervision.environment import (
     process_ranks,
     rank_environment,
 )
+from swarm_agent.supervision.orders import order_from_json, order_to_json
 from swarm_agent.task.account import FALLBACK_PATH, Account, find_account, passable_path
+from swarmsched.api import JobSpec, RankGroup
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import BatchRange, GpuBatch
+from swarmsched.holders import Configuration
 from swarmsched.ids import NodeId
 from swarmsched.resources import Demand, Gpu, Share
-from swarmsched.task import TaskOrder
+from swarmsched.task import GroupPlace, Meeting, TaskOrder
 from tests.agent.supervision.testing import make_gpu, make_order
 
 ACCOUNT = Account("ada", "/home/ada", "/bin/bash")
@@ -224,3 +227,41 @@ def test_a_rank_is_told_how_many_samples_fit_into_the_memory_of_its_gpus_where_t
     assert told(limits, "NVIDIA H200", "Tesla T4") == "16", "one process with all of them"
     assert told(BatchRange(256, 256, 1, 256), "Tesla T4") is None
     assert told(BatchRange(), "Tesla T4") is None
+
+
+def of_group(number: int, **more) -> TaskOrder:
+    server = RankGroup("eval-1", ("serve",), ranks=2, env={"OWN": "1"})
+    spec = JobSpec(("train",), ranks=4, env={"JOB": "1"}, group="worker", groups=(server,)).of_group(number)
+    places = (
+        GroupPlace("worker", 4, (NodeId("n1"), NodeId("n2")), Meeting("10.0.0.1", 23001)),
+        GroupPlace("eval-1", 2, (NodeId("n2"),), Meeting("10.0.0.2", 23002)),
+    )
+    order = replace(on_node("n2"), spec=spec, groups=places, **more)
+    return replace(order, shares=(Share(NodeId("n2"), 2, part=1, group=1),), part=1) if number else order
+
+
+def test_ranks_of_a_group_are_told_of_it_as_of_a_job_and_of_all_groups_beside() -> None:
+    worker, evaluator = of_group(0, first_number=2), of_group(1)
+    assert [rank_environment(worker, index)["RANK"] for index in range(2)] == ["2", "3"]
+    assert process_ranks(worker) == (4, 5)
+    assert rank_environment(evaluator, 1) == {"RANK": "1", "LOCAL_RANK": "1", "SWARM_RANK": "1"}
+    assert process_ranks(evaluator) == (0, 1)
+    told, other = common(worker), common(evaluator)
+    assert (told["WORLD_SIZE"], other["WORLD_SIZE"], other["NODE_RANK"]) == ("4", "2", "0")
+    assert (told["JOB"], other["OWN"], "JOB" in other, "SWARM_WORKER" in other) == ("1", "1", False, False)
+    assert (told["SWARM_GROUP"], other["SWARM_GROUP"]) == ("worker", "eval-1")
+    for each in (told, other):
+        assert each["SWARM_GROUPS"] == "worker,eval-1"
+        assert (each["SWARM_GROUP_EVAL_1_HOST"], each["SWARM_GROUP_EVAL_1_PORT"]) == ("10.0.0.2", "23002")
+        assert (each["SWARM_GROUP_WORKER_NODES"], each["SWARM_GROUP_WORKER_RANKS"]) == ("n1,n2", "4")
+    assert not any(name.startswith("SWARM_GROUP") for name in common(on_node("n1")))
+
+
+def test_a_group_on_one_node_reaches_another_ones_over_the_fabric() -> None:
+    assert common(of_group(1), fabric_interface="eth0")["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_an_order_of_a_group_is_the_same_when_the_agent_has_started_again(tmp_path) -> None:
+    for order in (of_group(0, first_number=2), of_group(1)):
+        order = replace(order, configuration=Configuration())
+        assert order_from_json(order_to_json(order, ()), tmp_path)[0] == order

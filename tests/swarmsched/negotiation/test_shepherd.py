@@ -48,7 +48,7 @@ from swarmsched.negotiation.told import (
 )
 from swarmsched.record import own_exit_code, shell_exit_code
 from swarmsched.resources import Share
-from swarmsched.task import RankExit, TaskFailure, TaskStage
+from swarmsched.task import Meeting, RankExit, TaskFailure, TaskStage
 from swarmsched.view import Allocation
 from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, job_id, word
 from tests.swarmsched.negotiation.scene import ME, SHARES, A, B, Scene
@@ -903,7 +903,7 @@ def test_a_shepherd_remembers_what_it_was_told_and_which_changes_it_wished_then(
 
 def test_a_change_that_no_life_cycle_has_is_told_with_what_led_to_it(scene):
     scene.run()
-    scene.shepherd.writer.wish(Placed(9, Allocation(SHARES), ("", 0)))
+    scene.shepherd.writer.wish(Placed(9, Allocation(SHARES), (Meeting(),)))
     with pytest.raises(InvalidTransition, match="no transition from running on placed") as caught:
         scene.shepherd.step(NodeReturned(B), scene.clock)
     (note,) = caught.value.__notes__

@@ -22,6 +22,7 @@ from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.told import NextPlaceTried, StartWished, StopAsked
 from swarmsched.record import Leftover
 from swarmsched.resources import Share
+from swarmsched.task import Meeting
 from swarmsched.view import Allocation, Change, Decision, Plan
 from tests.swarmsched.building import answer_to, word
 from tests.swarmsched.negotiation.placement.scene import (
@@ -174,7 +175,7 @@ def test_a_batch_that_was_only_measured_is_not_one_to_train_with():
     """The plan tells what it predicts for; the script says nothing of batches, and keeps its own."""
     record = record_of("a", 2, UTC)
     ranged = replace(record, spec=replace(record.spec, batches=BatchRange(32, 128, 1, 64)))
-    place, other = Placed(1, Allocation((Share(A, 2),), 63), ("", 0)), Rebatched(65)
+    place, other = Placed(1, Allocation((Share(A, 2),), 63), (Meeting(),)), Rebatched(65)
     for job, begins_with, goes_on in ((record, 0, None), (ranged, 63, {"global_batch": 65})):
         assert (place.of(job) or {})["global_batch"] == begins_with
         assert other.of(replace(job, state=JobState.RUNNING, global_batch=begins_with)) == goes_on
