@@ -101,12 +101,16 @@ class Printer:
             for item in items:
                 self.document(item)
 
-    def page(self, document: Mapping[str, Any], columns: Sequence[Column[T]], kind: type[T]) -> None:
-        """Print a list as an agent answered it, for people as a table of structs."""
+    def page(self, document: Mapping[str, Any]) -> None:
+        """Print a list for programs, as an agent answered it."""
+        self.items(document["items"], (), **{key: value for key, value in document.items() if key != "items"})
+
+    def listed(self, document: Mapping[str, Any], columns: Sequence[Column[T]], kind: type[T]) -> None:
+        """Print a list: for people a table of structs, for programs as an agent answered it."""
         if self.is_for_people:
             self.table([read(item, kind) for item in document["items"]], self.chosen(columns))
         else:
-            self.items(document["items"], (), **{key: value for key, value in document.items() if key != "items"})
+            self.page(document)
 
     def changed(self, document: Mapping[str, Any]) -> None:
         """Print what was changed: its name for people, all of it for programs."""

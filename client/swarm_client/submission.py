@@ -17,6 +17,7 @@ from swarm_client.failure import AgentRefusal, UsageError
 from swarm_client.job_request import JobRequest, build, refuse_unreadable
 from swarm_client.options import Arguments
 from swarm_client.quantity import show_count
+from swarm_client.reading import read
 from swarm_client.session import Session
 
 TYPE_CHECKING = False
@@ -66,8 +67,9 @@ def submit(session: Session, arguments: Arguments) -> tuple[dict[str, Any], Ship
         session.tell(f"no GPU was asked for, and the swarm has {count}: -g N asks for N, -g 0 means none")
     if request.spec.get("deadline_utc_seconds") and not is_dry_run and "outlook" in document:
         from swarm_client.outlook import deadline_text
+        from swarmsched.documents import JobDocument
 
-        session.tell(f"deadline {deadline_text(document)}")
+        session.tell(f"deadline {deadline_text(read(document, JobDocument))}")
     return document, shipment
 
 

@@ -8,6 +8,8 @@ import pytest
 from swarm_client import task_socket
 from swarm_client.cli import main
 from swarm_client.cli.status import facts
+from swarm_client.reading import read
+from swarmsched.documents import JobDocument
 from tests.client.testing import job_document
 
 COMMITTED = {"v": 1, "type": "checkpoint", "ok": True, "committed": True, "epoch": 1}
@@ -99,8 +101,8 @@ def test_an_agent_that_says_nothing_is_left_after_the_timeout(task, swarm) -> No
 def test_status_tells_what_the_next_attempt_resumes_from() -> None:
     saved = {"name": "step-5", "attempt": 2, "node": "n1", "size_bytes": 3_145_728, "copies": ["n1", "n3"]}
     saved["committed_at"] = "2025-01-31T12:01:16.250Z"
-    told = dict(facts(job_document(checkpoint=saved)))
+    told = dict(facts(read(job_document(checkpoint=saved), JobDocument)))
     assert told["Checkpoint"] == "step-5 of attempt 2, 3.0 MiB, 2025-01-31T12:01:16Z, copies on n1, n3"
-    told = dict(facts(job_document(checkpoint=saved | {"copies": []})))
+    told = dict(facts(read(job_document(checkpoint=saved | {"copies": []}), JobDocument)))
     assert told["Checkpoint"].endswith("in a shared folder")
-    assert "Checkpoint" not in dict(facts(job_document()))
+    assert "Checkpoint" not in dict(facts(read(job_document(), JobDocument)))

@@ -23,7 +23,7 @@ from swarm_client.output import Column, Printer, state_style
 from swarm_client.reading import read
 from swarm_client.start_phase import WORDS
 from swarmsched.api import StartPhase
-from swarmsched.documents import NodeDocument
+from swarmsched.documents import JobDocument, NodeDocument
 from tests.client.testing import (
     HANDLE,
     JOB_ID,
@@ -36,6 +36,7 @@ from tests.client.testing import (
     problem,
     state,
     status_document,
+    why_document,
 )
 
 PROGRESS = {
@@ -90,6 +91,10 @@ def node(name, **changes):
     return document | changes
 
 
+def share(name, *, is_paused):
+    return {"node": name, "ranks": 1, "first_rank": 0, "is_paused": is_paused}
+
+
 def group(model, count):
     return {"model": model, "memory_bytes": 2**37, "total": count, "free": count}
 
@@ -136,9 +141,9 @@ def test_ps_shows_a_plain_table_in_a_pipe(swarm, agent):
             "no majority of its holders is there",
         ),
         ({"has_majority": False}, "no majority of its holders is there"),
-        ({"nodes": [{"node": "gpu1", "is_paused": True}]}, "paused: no majority of its holders answers"),
+        ({"nodes": [share("gpu1", is_paused=True)]}, "paused: no majority of its holders answers"),
         (
-            {"nodes": [{"node": "gpu1", "is_paused": True}, {"node": "gpu2", "is_paused": False}]},
+            {"nodes": [share("gpu1", is_paused=True), share("gpu2", is_paused=False)]},
             "paused on gpu1: no majority of its holders answers",
         ),
     ],
@@ -199,8 +204,8 @@ def test_every_phase_has_words():
     assert set(WORDS) == {phase.value for phase in StartPhase if phase is not StartPhase.NONE}
 
 
-WAITS = {"state": "queued", "outlook": OUTLOOK, "as_of": "2026-01-31T12:00:00.250Z", "spec": {}}
-NO_OUTLOOK = {"starts_at": None, "ends_at": None, "problem": "2 jobs wait before it"}
+WAITS = job_document(state="queued", outlook=OUTLOOK, as_of="2026-01-31T12:00:00.250Z", spec={})
+NO_OUTLOOK = dict.fromkeys(OUTLOOK) | {"problem": "2 jobs wait before it"}
 
 
 @pytest.mark.parametrize(
@@ -210,13 +215,14 @@ NO_OUTLOOK = {"starts_at": None, "ends_at": None, "problem": "2 jobs wait before
         (WAITS | {"as_of": "2026-01-31T12:02:20Z"}, "~0s", "at any moment"),
         (WAITS | {"outlook": NO_OUTLOOK}, "?", "not known: 2 jobs wait before it"),
         (WAITS | {"outlook": None}, "?", "not known: nothing was planned in time"),
-        ({"state": "queued"}, "-", "not known: nothing was planned in time"),
+        (job_document(state="queued"), "?", "not known: nothing was planned in time"),
         (WAITS | {"state": "running"}, "-", None),
     ],
 )
 def test_when_a_job_starts_is_told_with_its_interval_or_why_nobody_knows(job, told, text):
-    assert outlook.shown_start(job) == told
-    assert text is None or outlook.start_text(job) == text
+    shown = read(job, JobDocument)
+    assert outlook.shown_start(shown) == told
+    assert text is None or outlook.start_text(shown) == text
 
 
 NOON_UTC_S = 1_769_860_800.0
@@ -240,7 +246,8 @@ NOON_UTC_S = 1_769_860_800.0
 def test_whether_a_job_ends_by_its_deadline_is_said_in_words(outlook_keys, ranks_most, text):
     spec = {"deadline_utc_seconds": NOON_UTC_S + 3_600}
     job = WAITS | {"outlook": OUTLOOK | outlook_keys, "spec": spec, "ranks": 1, "ranks_most": ranks_most}
-    assert outlook.deadline_text(job) == f"2026-01-31T13:00:00Z: {text}"
+    told = outlook.deadline_text(read(job, JobDocument))
+    assert told == f"2026-01-31T13:00:00Z: {text}"
 
 
 def test_status_tells_what_is_to_come_how_fair_that_is_and_what_pauses_have_cost(swarm, agent):
@@ -445,22 +452,18 @@ def test_doctor_says_once_what_several_agents_say_alike():
 
 
 def test_why_says_what_is_needed_what_is_free_and_who_is_ahead(swarm, agent):
-    agent.answers[f"GET /v1/jobs/{HANDLE}/why"] = {
-        "api_version": "v1",
-        "job_id": JOB_ID,
-        "handle": HANDLE,
-        "state": "queued",
-        "summary": "3 GPUs are missing",
-        "policy": "fifo",
-        "needs": {"ranks": 4, "gpus_per_rank": 1, "gpus": 4},
-        "free": {"gpus": 1, "total_gpus": 6, "nodes": 3},
-        "nodes": [
+    ahead = {"job_id": "x", "id": "x", "handle": "bbbbbbbb", "name": "big", "user": "bob", "ranks": 1, "gpus": 1}
+    agent.answers[f"GET /v1/jobs/{HANDLE}/why"] = why_document(
+        summary="3 GPUs are missing",
+        needs={"ranks": 4, "gpus_per_rank": 1, "gpus": 4},
+        free={"gpus": 1, "total_gpus": 6, "nodes": 3},
+        nodes=[
             {"node": "gpu1", "fits_ranks": 1, "obstacle": "1 of 2 GPUs free"},
             {"node": "gpu2", "fits_ranks": 0, "obstacle": "0 of 2 GPUs free"},
         ],
-        "ahead": [{"job_id": "x", "handle": "bbbbbbbb", "name": "big", "user": "bob", "reason": "submitted earlier"}],
-        "staleness_seconds": 0.4,
-    }
+        ahead=[{**ahead, "reason": "submitted earlier"}],
+        staleness_seconds=0.4,
+    )
     assert swarm("why", HANDLE) == (
         0,
         (
@@ -470,6 +473,7 @@ def test_why_says_what_is_needed_what_is_free_and_who_is_ahead(swarm, agent):
             "What stands against it on each node:\n"
             "  gpu1: 1 rank would fit; 1 of 2 GPUs free\n"
             "  gpu2: 0 of 2 GPUs free\n"
+            "Expected start: not known: nothing was planned in time.\n"
             "1 job ahead of it (policy fifo):\n"
             "  bbbbbbbb big of bob: submitted earlier\n"
         ),
@@ -479,8 +483,7 @@ def test_why_says_what_is_needed_what_is_free_and_who_is_ahead(swarm, agent):
 
 def test_why_has_the_nodes_in_the_order_of_their_numbers(swarm, agent):
     nodes = [{"node": f"gpu{number}", "fits_ranks": 0, "obstacle": "is full"} for number in (1, 10, 2)]
-    known = {"handle": HANDLE, "state": "queued", "summary": "x", "needs": {"ranks": 1}, "nodes": nodes}
-    agent.answers[f"GET /v1/jobs/{HANDLE}/why"] = known
+    agent.answers[f"GET /v1/jobs/{HANDLE}/why"] = why_document(nodes=nodes)
     named = [line.split(":")[0] for line in swarm("why", HANDLE)[1].splitlines() if line.endswith("is full")]
     assert named == ["  gpu1", "  gpu2", "  gpu10"]
 
@@ -495,6 +498,8 @@ MODEL = {
     "speed": [{**row, "is_current": row["ranks"] == 2} for row in SPEED],
     "speed_error_ratio": 0.03,
     "grad_noise": 12.5,
+    "remaining_steps": None,
+    "remaining_error_ratio": None,
     "warmup_seconds": 28.0,
     "is_prior": False,
 }
@@ -518,6 +523,7 @@ def test_a_job_that_takes_several_sizes_is_shown_with_its_model_and_why_it_has_t
     assert "Has:           2 ranks: one more rank would make it 30% faster, by its model\n" in out
     assert TABLE in out
     left = {
+        "attempt": 1,
         "source": "steps",
         "remaining_seconds": 90.0,
         "remaining_seconds_low": 80.0,
@@ -525,15 +531,14 @@ def test_a_job_that_takes_several_sizes_is_shown_with_its_model_and_why_it_has_t
         "oddities": {"contradiction": 3},
         "problem": "contradiction: step 40 is beyond total_steps 30",
     }
-    agent.answers[f"GET /v1/jobs/{HANDLE}/why"] = {
-        "handle": HANDLE,
-        "state": "running",
-        "summary": "takes 1 to 4 ranks and has 2",
-        "needs": {**spec, "gpus": 2},
-        "free": {"gpus": 0, "total_gpus": 8, "nodes": 2},
-        "progress": left,
-        "model": MODEL,
-    }
+    agent.answers[f"GET /v1/jobs/{HANDLE}/why"] = why_document(
+        state="running",
+        summary="takes 1 to 4 ranks and has 2",
+        needs={**spec, "gpus": 2},
+        free={"gpus": 0, "total_gpus": 8, "nodes": 2},
+        progress=left,
+        model=MODEL,
+    )
     assert swarm("why", HANDLE)[1] == (
         f"Job {HANDLE} is running: takes 1 to 4 ranks and has 2\n"
         "It needs 1 to 4 ranks with 2 GPUs each.\n"
@@ -573,7 +578,7 @@ def test_status_tells_which_labels_a_job_requires(swarm, agent):
 def test_status_shows_what_the_shepherd_was_told_last_where_more_is_asked_for(swarm, agent):
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = ended(3, "failed")
     step = {"at": "2026-01-31T11:04:00Z", "told": "TaskReport", "by": "gpu2\x1b[2J", "changes": ["Ended"]}
-    agent.answers[f"GET /v1/jobs/{ended(3, 'failed')['id']}/why"] = {"trail": [step]}
+    agent.answers[f"GET /v1/jobs/{ended(3, 'failed')['id']}/why"] = why_document(trail=[step])
     assert "Trail" not in swarm("status", HANDLE)[1]
     lines = swarm("status", "-v", HANDLE)[1].splitlines()
     assert "Trail of its shepherd:" in lines[-2]
@@ -653,7 +658,8 @@ def test_migrate_names_nodes_to_go_to_and_to_leave(swarm, agent):
 
 def test_status_tells_what_changes_of_size_have_cost(swarm, agent):
     change = {"decided_at": "2025-01-31T12:00:00.123Z", "ranks_before": 2, "reason": "somebody wants it elsewhere"}
-    changes = [{**change, "ranks_after": 4, "pause_seconds": 3.14}, {**change, "ranks_after": None}]
+    changes = [{**change, "ranks_after": 4, "pause_seconds": 3.14}]
+    changes += [{**change, "ranks_after": None, "pause_seconds": None}]
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = (200, job_document(rescalings=changes))
     out = swarm("status", HANDLE)[1]
     assert "Rescaled:      2 to 4 ranks, 2025-01-31T12:00:00Z, its ranks ran again after 3.1 s: somebody wants" in out
@@ -1088,7 +1094,7 @@ def test_a_terminal_of_80_columns_has_room_for_the_reason(monkeypatch):
     reason = "needs 4 GPUs, 2 free; 3 jobs ahead"
     job = job_document(state="queued", nodes=[], started_at=None, reason=reason, user="ada.lovelace", name="resnet50")
     printer = Printer(color="never", stream=Terminal())
-    assert printer.table_lines([job], printer.chosen(ps.COLUMNS)) == [
+    assert printer.table_lines([read(job, JobDocument)], printer.chosen(ps.COLUMNS)) == [
         "ID        NAME      STATE   GPUS  REASON",
         "k3j9x0ab  resnet50  queued   0/4  needs 4 GPUs, 2 free; 3 jobs ahead",
     ]
@@ -1100,7 +1106,7 @@ def test_a_terminal_of_80_columns_has_room_for_the_phase_and_the_reason(monkeypa
     reason = "gpu3 refused: its GPUs are in use"
     job = job_document(state="starting", phase=phase, reason=reason, user="ada.lovelace", name="resnet50")
     printer = Printer(color="never", stream=Terminal())
-    (_, line) = printer.table_lines([job], printer.chosen(ps.COLUMNS))
+    (_, line) = printer.table_lines([read(job, JobDocument)], printer.chosen(ps.COLUMNS))
     assert (line.startswith("k3j9x0ab  resnet50  starting: "), line.endswith(reason), len(line) <= 80) == (True,) * 3
 
 

@@ -249,6 +249,34 @@ def status_document(members: dict[str, int], gpus: dict[str, int], jobs: dict[st
     }
 
 
+def why_document(*, needs: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """Why a job of one rank waits, as 0.1.0 tells it."""
+    nothing = ("cpus_per_rank", "memory_bytes_per_rank", "gpu_memory_bytes", "gpus_per_rank", "gpus", "ranks_most")
+    return {
+        "api_version": "v1",
+        "job_id": JOB_ID,
+        "handle": HANDLE,
+        "state": "queued",
+        "summary": "x",
+        "policy": "fifo",
+        "needs": {**dict.fromkeys(nothing, 0), "ranks": 1, "gpu_type": "", **(needs or {})},
+        "needs_text": "",
+        "free": {"gpus": 0, "total_gpus": 0, "nodes": 0},
+        "free_text": "",
+        "nodes": [],
+        "ahead": [],
+        "ahead_count": 0,
+        "position": 1,
+        "job_reason": "",
+        "sentences": [],
+        "as_of": "2025-01-31T12:00:00.000Z",
+        "staleness_seconds": 0.0,
+        "progress": None,
+        "model": None,
+        **changes,
+    }
+
+
 def problem(status: int, code: str, detail: str, **more: Any) -> dict[str, Any]:
     """An error document (RFC 9457)."""
     return {"type": f"/errors/{code}", "title": code, "status": status, "detail": detail, "code": code, **more}

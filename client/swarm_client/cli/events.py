@@ -56,7 +56,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     document = session.agents.call("cannot list events", "GET", "/v1/events", query=query)
     from swarmsched.documents import EventDocument
 
-    session.printer.page(document, COLUMNS, EventDocument)
+    session.printer.listed(document, COLUMNS, EventDocument)
     return OK
 
 

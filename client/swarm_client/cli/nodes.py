@@ -120,7 +120,7 @@ def execute(session: Session, arguments: Arguments) -> int:
 
     nodes = sorted(document["items"], key=lambda node: natural(str(node["name"])))
     session.agents.remember(nodes)
-    session.printer.page({**document, "items": nodes}, COLUMNS, NodeDocument)
+    session.printer.listed({**document, "items": nodes}, COLUMNS, NodeDocument)
     return OK
 
 

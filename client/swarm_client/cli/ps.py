@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm_client.failure import OK, UsageError
 from swarm_client.job_list import list_jobs
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.outlook import shown_start
-from swarm_client.output import Column, Row, state_style
+from swarm_client.output import Column, state_style
 from swarm_client.quantity import show_count, show_duration, show_few, show_ratio, show_time, whole
+from swarm_client.reading import read
 from swarm_client.session import Session
 from swarm_client.start_phase import with_phase
 
@@ -29,6 +30,9 @@ def _states(text: str) -> str:
     return text
 
 
+if TYPE_CHECKING:
+    from swarmsched.documents import JobDocument, ProgressDocument
+
 COMMAND = Command(
     "ps",
     "List live jobs: those that run, newest first, then those that wait, in order of priority and age.",
@@ -46,56 +50,54 @@ COMMAND = Command(
 )
 
 
-def shown_gpus(job: Mapping[str, Any]) -> str:
+def shown_gpus(job: JobDocument) -> str:
     """`now/wanted`: GPUs held and GPUs asked for; of an ended job the latter alone."""
-    wanted = job.get("gpus")
-    if wanted is None:
-        return "-"
-    if job.get("state") == "ended":
-        return str(wanted)
-    return f"{wanted if job.get('state') in ('running', 'stopping', 'starting') and job.get('nodes') else 0}/{wanted}"
+    if job.state == "ended":
+        return str(job.gpus)
+    return f"{job.gpus if job.state in ('running', 'stopping', 'starting') and job.nodes else 0}/{job.gpus}"
 
 
-def shown_state(job: Mapping[str, Any], *, is_brief: bool = False) -> str:
+def shown_state(job: JobDocument, *, is_brief: bool = False) -> str:
     """State with phase, or how the job ended."""
-    if job.get("state") == "ended":
-        return str(job.get("end_reason") or "ended")
-    return with_phase(str(job.get("state")), job.get("phase") or "", is_brief=is_brief)
+    if job.state == "ended":
+        return job.end_reason or "ended"
+    return with_phase(job.state, job.phase, is_brief=is_brief)
 
 
-def _elapsed(job: Mapping[str, Any]) -> str:
-    return show_duration(job.get("elapsed_seconds")) if job.get("started_at") else "-"
+def _elapsed(job: JobDocument) -> str:
+    return show_duration(job.elapsed_seconds) if job.started_at else "-"
 
 
-def shown_ratio(progress: Mapping[str, Any]) -> str:
+def shown_ratio(progress: ProgressDocument | None) -> str:
     """`37%`, or the step that was reached where no total is known."""
-    if progress.get("ratio") is None and progress.get("step") is not None:
-        return f"step {progress['step']:.10g}"
-    return show_ratio(progress.get("ratio"))
+    if progress is None:
+        return "-"
+    if progress.ratio is None and progress.step is not None:
+        return f"step {progress.step:.10g}"
+    return show_ratio(progress.ratio)
 
 
-def shown_remaining(progress: Mapping[str, Any]) -> str:
+def shown_remaining(progress: ProgressDocument | None) -> str:
     """`2:15`; `<2:15` where only a time limit is known."""
-    return "<" * (progress.get("source") == "time_limit") + show_duration(progress.get("remaining_seconds"))
+    if progress is None:
+        return "-"
+    return "<" * (progress.source == "time_limit") + show_duration(progress.remaining_seconds)
 
 
-def _reason(job: Mapping[str, Any]) -> str:
-    if job.get("state") != "ended":
-        known = _standstill(job) or job.get("reason")
-        return str(known or ("waits to be planned" if job.get("state") == "queued" else "-"))
-    code = job.get("shell_exit_code")
-    text = str(job.get("detail") or "")
-    return text or (f"exit code {code}" if code else "-")
+def _reason(job: JobDocument) -> str:
+    if job.state != "ended":
+        known = _standstill(job) or job.reason
+        return known or ("waits to be planned" if job.state == "queued" else "-")
+    return job.detail or (f"exit code {job.shell_exit_code}" if job.shell_exit_code else "-")
 
 
-def _standstill(job: Mapping[str, Any]) -> str:
+def _standstill(job: JobDocument) -> str:
     """Why nothing happens to a job whatever its record says: its shepherd, if any, cannot write the reason down."""
-    shares = job.get("nodes") or []
-    paused = [str(share["node"]) for share in shares if share.get("is_paused")]
+    paused = [share.node for share in job.nodes if share.is_paused]
     if paused:
-        where = f" on {show_few(paused)}" if len(paused) < len(shares) else ""
+        where = f" on {show_few(paused)}" if len(paused) < len(job.nodes) else ""
         return f"paused{where}: no majority of its holders answers"
-    return "no majority of its holders is there" if job.get("has_majority") is False else ""
+    return "no majority of its holders is there" if job.has_majority is False else ""
 
 
 def survives(deaths: int | None, has_majority: bool | None) -> str:
@@ -103,45 +105,36 @@ def survives(deaths: int | None, has_majority: bool | None) -> str:
     return "-" if deaths is None else str(deaths) if has_majority is not False else "lost"
 
 
-def _survives(job: Mapping[str, Any]) -> str:
-    text = survives(job.get("survives_deaths"), job.get("has_majority"))
-    return f"{text} (forced)" if job.get("is_forced") else text
+def _survives(job: JobDocument) -> str:
+    text = survives(job.survives_deaths, job.has_majority)
+    return f"{text} (forced)" if job.is_forced else text
 
 
-def _nodes(job: Mapping[str, Any]) -> list[str]:
-    return [str(share["node"]) for share in job.get("nodes") or []]
-
-
-def _groups(job: Mapping[str, Any]) -> str:
+def _groups(job: JobDocument) -> str:
     """`worker 4/4, server 0/1`: the ranks that each group has, and those that it asked for."""
-    found = [f"{each['name']} {each['world_size']}/{each['ranks']}" for each in job.get("groups") or []]
-    return ", ".join(found) or "-"
+    return ", ".join(f"{each.name} {each.world_size}/{each.ranks}" for each in job.groups or ()) or "-"
 
 
-def _text(key: str, missing: str = "-") -> Any:
-    return lambda job: str(job[key]) if job.get(key) not in (None, "") else missing
-
-
-COLUMNS: tuple[Column[Row], ...] = (
-    Column("ID", lambda job: str(job.get("handle", ""))),
-    Column("NAME", _text("name"), is_name=True),
-    Column("USER", _text("user"), gives_way=True),
+COLUMNS: tuple[Column[JobDocument], ...] = (
+    Column("ID", lambda job: job.handle),
+    Column("NAME", lambda job: job.name or "-", is_name=True),
+    Column("USER", lambda job: job.user or "-", gives_way=True),
     Column("STATE", lambda job: shown_state(job, is_brief=True), style=state_style),
     Column("GPUS", shown_gpus, is_right=True),
-    Column("NODES", lambda job: show_few(list(dict.fromkeys(_nodes(job)))), gives_way=True),
-    Column("WAITED", lambda job: show_duration(job.get("queued_seconds")), is_right=True, gives_way=True),
+    Column("NODES", lambda job: show_few(list(dict.fromkeys(share.node for share in job.nodes))), gives_way=True),
+    Column("WAITED", lambda job: show_duration(job.queued_seconds), is_right=True, gives_way=True),
     Column("START", shown_start, is_right=True, gives_way=True),
     Column("ELAPSED", _elapsed, is_right=True, gives_way=True),
-    Column("PROGRESS", lambda job: shown_ratio(job.get("progress") or {}), is_right=True, gives_way=True),
-    Column("ETA", lambda job: shown_remaining(job.get("progress") or {}), is_right=True, gives_way=True),
+    Column("PROGRESS", lambda job: shown_ratio(job.progress), is_right=True, gives_way=True),
+    Column("ETA", lambda job: shown_remaining(job.progress), is_right=True, gives_way=True),
     Column("GROUPS", _groups, is_wide=True),
-    Column("QUEUE", _text("queue"), is_wide=True),
-    Column("PRIORITY", _text("priority"), is_wide=True, is_right=True),
-    Column("SHEPHERD", _text("shepherd"), is_wide=True),
-    Column("HOLDERS", lambda job: ",".join(job.get("holders") or []) or "-", is_wide=True),
+    Column("QUEUE", lambda job: job.queue or "-", is_wide=True),
+    Column("PRIORITY", lambda job: str(job.priority), is_wide=True, is_right=True),
+    Column("SHEPHERD", lambda job: job.shepherd or "-", is_wide=True),
+    Column("HOLDERS", lambda job: ",".join(job.holders or []) or "-", is_wide=True),
     Column("SURVIVES", _survives, is_wide=True, is_right=True),
-    Column("RESTARTS", lambda job: str(job.get("restarts") or 0), is_wide=True, is_right=True),
-    Column("SUBMITTED", lambda job: show_time(job.get("submitted_at")), is_wide=True),
+    Column("RESTARTS", lambda job: str(job.restarts or 0), is_wide=True, is_right=True),
+    Column("SUBMITTED", lambda job: show_time(job.submitted_at), is_wide=True),
     Column("REASON", _reason),
 )
 
@@ -159,18 +152,22 @@ def execute(session: Session, arguments: Arguments) -> int:
         return watch(session, lambda: _lines(session, query, limit))
     document = list_jobs(session.agents, query, limit)
     if session.printer.is_for_people:
-        document["items"] = by_turn(document["items"])
-    session.printer.page(document, COLUMNS, dict)
+        session.printer.table(by_turn(document["items"]), session.printer.chosen(COLUMNS))
+    else:
+        session.printer.page(document)
     _remarks(session, document)
     session.agents.learn()
     return OK
 
 
-def by_turn(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def by_turn(items: Sequence[Mapping[str, Any]]) -> list[JobDocument]:
     """What waits comes behind the rest, by priority and age, which is its turn as far as the policy does not choose."""
-    waiting = [job for job in jobs if job.get("state") == "queued"]
-    waiting.sort(key=lambda job: (-(job.get("priority") or 0), str(job.get("submitted_at")), str(job.get("id"))))
-    return [*(job for job in jobs if job.get("state") != "queued"), *waiting]
+    from swarmsched.documents import JobDocument
+
+    jobs = [read(item, JobDocument) for item in items]
+    waiting = [job for job in jobs if job.state == "queued"]
+    waiting.sort(key=lambda job: (-job.priority, job.submitted_at, job.id))
+    return [*(job for job in jobs if job.state != "queued"), *waiting]
 
 
 def job_query(session: Session, arguments: Arguments) -> dict[str, str]:

@@ -19,7 +19,16 @@ from swarm_client.reading import items_of, read
 from swarm_client.session import Session, one_positional
 
 if TYPE_CHECKING:
-    from swarmsched.documents import PolicyDocument, StatusDocument, WeakestDocument
+    from swarmsched.documents import (
+        CheckpointDocument,
+        JobDocument,
+        JobNodeDocument,
+        PolicyDocument,
+        ProgressDocument,
+        RescalingDocument,
+        StatusDocument,
+        WeakestDocument,
+    )
 
 COMMAND = Command(
     "status",
@@ -39,15 +48,18 @@ def execute(session: Session, arguments: Arguments) -> int:
         return _show_swarm(session)
     reference = one_positional(arguments, "job")
     query = session.query_for(reference)
-    job = session.agents.call(f"cannot show {reference}", "GET", job_path(reference), query=query)
+    told = session.agents.call(f"cannot show {reference}", "GET", job_path(reference), query=query)
     if not session.printer.is_for_people:
-        session.printer.document(job)
+        session.printer.document(told)
         return OK
+    from swarmsched.documents import JobDocument
+
+    job = read(told, JobDocument)
     _print_facts(session, facts(job))
-    if job.get("state") == "ended":
-        _print_facts(session, _left(session, str(job["id"])))
-    if job.get("model"):
-        for line in model_lines(job["model"], job.get("gpus_per_rank") or 0, session.printer):
+    if job.state == "ended":
+        _print_facts(session, _left(session, job.id))
+    if job.model:
+        for line in model_lines(job.model, job.gpus_per_rank, session.printer):
             session.printer.line(line)
     _print_events(session, job)
     if session.is_verbose:
@@ -55,17 +67,18 @@ def execute(session: Session, arguments: Arguments) -> int:
     return OK
 
 
-def _print_trail(session: Session, job: Mapping[str, Any]) -> None:
+def _print_trail(session: Session, job: JobDocument) -> None:
     """Print what its shepherd was told last, and which changes of the job's record followed."""
-    query = session.query_for(str(job["id"]))
-    report = session.agents.call("cannot read its trail", "GET", job_path(str(job["id"]), "/why"), query=query)
-    trail = report.get("trail") or []  # an agent of an older version does not tell
+    report = session.agents.call("cannot read its trail", "GET", job_path(job.id, "/why"))
+    from swarmsched.documents import WhyDocument
+
+    trail = read(report, WhyDocument).trail
     if trail:
         session.printer.line(session.printer.paint("Trail of its shepherd:", "bold"))
     for each in trail:
-        by = f" by {each['by']}" if each["by"] else ""
-        changes = f" -> {', '.join(each['changes'])}" if each["changes"] else ""
-        session.printer.line(plain(f"  {show_time(each['at'], has_fraction=True)}  {each['told']}{by}{changes}"))
+        by = f" by {each.by}" if each.by else ""
+        changes = f" -> {', '.join(each.changes)}" if each.changes else ""
+        session.printer.line(plain(f"  {show_time(each.at, has_fraction=True)}  {each.told}{by}{changes}"))
 
 
 def _left(session: Session, job_id: str) -> Iterator[tuple[str, str]]:
@@ -153,158 +166,158 @@ def _weak(job: WeakestDocument) -> str:
     )
 
 
-def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def facts(job: JobDocument) -> Iterator[tuple[str, str]]:
     """(name, text) of what is known; what does not apply is left out."""
-    spec = job.get("spec") or {}
-    yield "Job", f"{job['handle']}  ({job['id']})"
-    for name in ("Name", "User", "Queue", "Priority"):
-        if job.get(name.lower()):
-            yield name, plain(str(job[name.lower()]))
+    spec = job.spec or {}
+    yield "Job", f"{job.handle}  ({job.id})"
+    for name, value in (("Name", job.name), ("User", job.user), ("Queue", job.queue), ("Priority", job.priority)):
+        if value:
+            yield name, plain(str(value))
     yield "State", shown_state(job)
-    if job.get("reason") and job.get("state") != "ended":
-        yield "Reason", plain(job["reason"])
-    if job.get("state") == "ended":
+    if job.reason and job.state != "ended":
+        yield "Reason", plain(job.reason)
+    if job.state == "ended":
         yield from _outcome(job)
     yield from _place(job, spec)
     yield from _command(spec)
     yield from _files(job, spec)
     yield from _times(job, spec)
-    if job.get("progress"):
-        yield from _progress(job["progress"])
+    if job.progress:
+        yield from _progress(job.progress)
     yield from outlook.facts(job)
-    yield "Attempt", ", ".join([str(job.get("attempt") or 0), *_repeats(job, spec)])
-    changes = job.get("rescalings") or []
+    yield "Attempt", ", ".join([str(job.attempt), *_repeats(job, spec)])
+    changes = job.rescalings or []
     for number, each in enumerate(changes, 1):
-        is_last = number == len(changes) and job.get("state") != "ended"
+        is_last = number == len(changes) and job.state != "ended"
         yield "Rescaled", _rescaling(each, is_elastic=bool(spec.get("elastic")), is_last=is_last)
-    if job.get("checkpoint"):
-        yield "Checkpoint", _checkpoint(job["checkpoint"])
-    if job.get("leftovers"):
-        nodes = ", ".join(f"{each['node']} (attempt {each['attempt']})" for each in job["leftovers"])
+    if job.checkpoint:
+        yield "Checkpoint", _checkpoint(job.checkpoint)
+    if job.leftovers:
+        nodes = ", ".join(f"{each.node} (attempt {each.attempt})" for each in job.leftovers)
         yield "Left over", f"ranks that may still run on {nodes}; nothing starts before they are surely over"
-    yield "Shepherd", f"{job.get('shepherd')} (kept by {', '.join(job.get('holders') or []) or '-'})"
-    if job.get("state") != "ended":
+    yield "Shepherd", f"{job.shepherd} (kept by {', '.join(job.holders or []) or '-'})"
+    if job.state != "ended":
         yield from _survival(job)
-    if job.get("source") == "card":
-        yield "Note", f"from gossip, {show_duration(job.get('staleness_seconds'))} old: its shepherd does not answer"
-    elif job.get("staleness_seconds"):
-        age = show_duration(job["staleness_seconds"])
+    if job.source == "card":
+        yield "Note", f"from gossip, {show_duration(job.staleness_seconds)} old: its shepherd does not answer"
+    elif job.staleness_seconds:
+        age = show_duration(job.staleness_seconds)
         yield "Note", f"as of {age} ago: whoever answers for the job at this moment knows an older state"
 
 
-def _place(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _place(job: JobDocument, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What it needs, how many ranks it has, why so many, and where; of a job with groups, what each of them does."""
-    if not job.get("groups"):
-        yield "Needs", needs(spec) if spec else f"{job.get('gpus')} GPUs"
-    if job.get("size_reason"):
-        yield "Has", plain(f"{show_count(job['world_size'], 'rank')}: {job['size_reason']}")
+    if not job.groups:
+        yield "Needs", needs(spec) if spec else f"{job.gpus} GPUs"
+    if job.size_reason:
+        yield "Has", plain(f"{show_count(job.world_size or 0, 'rank')}: {job.size_reason}")
     if workers := workers_line(job):
         yield "Workers", workers
         yield from [("Problem", plain(problem)) for problem in problems(job)]
-    elif job.get("nodes"):
-        yield "Nodes", ", ".join(_share(share) for share in job["nodes"])
-    for group in job.get("groups") or []:
-        where = f" on {', '.join(group['nodes'])}" if group["nodes"] else ""
-        size = str(group["ranks"]) + (f" to {group['ranks_most']}" if group["ranks_most"] > group["ranks"] else "")
-        has = f"{group['world_size']} of {size} rank{'s' * (size != '1')}{where}; {group['needs']}"
-        yield f"Group {group['name']}", plain(f"{has}; {word_list(group['command'])}")
+    elif job.nodes:
+        yield "Nodes", ", ".join(_share(share) for share in job.nodes)
+    for group in job.groups or ():
+        where = f" on {', '.join(group.nodes)}" if group.nodes else ""
+        size = str(group.ranks) + (f" to {group.ranks_most}" if group.ranks_most > group.ranks else "")
+        has = f"{group.world_size} of {size} rank{'s' * (size != '1')}{where}; {group.needs}"
+        yield f"Group {group.name}", plain(f"{has}; {word_list(group.command)}")
 
 
-def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _progress(progress: ProgressDocument) -> Iterator[tuple[str, str]]:
     """How far it has come, how fast, and what is left."""
-    done = [shown_ratio(progress)] if progress.get("ratio") is not None else []
-    done += [_of_total(progress, name) for name in ("step", "epoch") if progress.get(name) is not None]
-    done += [f"loss {progress['loss']:.4g}"] if progress.get("loss") is not None else []
+    done = [shown_ratio(progress)] if progress.ratio is not None else []
+    done += [_of_total("step", progress.step, progress.total_steps)] if progress.step is not None else []
+    done += [_of_total("epoch", progress.epoch, progress.total_epochs)] if progress.epoch is not None else []
+    done += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
     if done:
         yield "Progress", ", ".join(done)
-    speed = [f"{progress['step_seconds']:.3g} s a step"] if progress.get("step_seconds") else []
-    speed += [f"{progress['samples_per_second']:.4g} samples/s"] if progress.get("samples_per_second") else []
+    speed = [f"{progress.step_seconds:.3g} s a step"] if progress.step_seconds else []
+    speed += [f"{progress.samples_per_second:.4g} samples/s"] if progress.samples_per_second else []
     if speed:
         yield "Speed", ", ".join(speed)
     yield "Remaining", remaining(progress)
     newest = f" ({odd})" if (odd := oddities(progress)) else ""
-    if progress.get("reported_at"):
-        yield "Reported", f"{show_time(progress['reported_at'])} by rank {progress.get('rank')}{newest}"
+    if progress.reported_at:
+        yield "Reported", f"{show_time(progress.reported_at)} by rank {progress.rank}{newest}"
     elif newest:
         yield "Reported", f"nothing that could be taken{newest}"
 
 
-def oddities(progress: Mapping[str, Any]) -> str:
+def oddities(progress: ProgressDocument) -> str:
     """What was odd about its reports: how often what, and the newest problem in words; empty for nothing."""
-    odd = ", ".join(f"{count} {kind}" for kind, count in sorted((progress.get("oddities") or {}).items()))
-    return f"{odd}{'; ' * bool(progress.get('problem'))}{plain(progress.get('problem') or '')}" if odd else ""
+    odd = ", ".join(f"{count} {kind}" for kind, count in sorted((progress.oddities or {}).items()))
+    return f"{odd}{'; ' * bool(progress.problem)}{plain(progress.problem or '')}" if odd else ""
 
 
-def _of_total(progress: Mapping[str, Any], name: str) -> str:
-    total = progress.get(f"total_{name}s")
-    return f"{name} {progress[name]:.10g}" + (f" of {total:.10g}" if total else "")
+def _of_total(name: str, count: float, total: float | None) -> str:
+    return f"{name} {count:.10g}" + (f" of {total:.10g}" if total else "")
 
 
-def remaining(progress: Mapping[str, Any]) -> str:
+def remaining(progress: ProgressDocument) -> str:
     """Time that is left, its interval, and by what."""
-    source, left = str(progress.get("source")), show_duration(progress.get("remaining_seconds"))
+    source, left = progress.source, show_duration(progress.remaining_seconds)
     if source == "time_limit":
         return f"{left} at most, by its time limit"
     if source not in REMAINING_BY:
-        if progress.get("target_loss"):
-            return f"unknown: whether the loss comes down to {progress['target_loss']:g}"
-        if progress.get("total_steps") or progress.get("total_epochs"):
+        if progress.target_loss:
+            return f"unknown: whether the loss comes down to {progress.target_loss:g}"
+        if progress.total_steps or progress.total_epochs:
             return "unknown until training is seen to advance"
         return "unknown: no time limit, and no total_steps, total_epochs or target_loss was reported"
     return f"{left}{_interval(progress)}, by {REMAINING_BY[source]}"
 
 
-def _interval(progress: Mapping[str, Any]) -> str:
+def _interval(progress: ProgressDocument) -> str:
     """What the time that is left may lie between; nothing where both ends read the same."""
-    low, high = progress.get("remaining_seconds_low"), progress.get("remaining_seconds_high")
+    low, high = progress.remaining_seconds_low, progress.remaining_seconds_high
     if low is None or (high is not None and show_duration(low) == show_duration(high)):
         return ""
     return f" ({show_duration(low)} {'or more' if high is None else f'to {show_duration(high)}'})"
 
 
-def _checkpoint(checkpoint: Mapping[str, Any]) -> str:
+def _checkpoint(checkpoint: CheckpointDocument) -> str:
     """What the next attempt resumes from, and where it is."""
-    where = f"copies on {', '.join(checkpoint['copies'])}" if checkpoint.get("copies") else "in a shared folder"
-    size, when = show_bytes(checkpoint.get("size_bytes")), show_time(checkpoint.get("committed_at"))
-    return f"{plain(checkpoint['name'])} of attempt {checkpoint['attempt']}, {size}, {when}, {where}"
+    where = f"copies on {', '.join(checkpoint.copies)}" if checkpoint.copies else "in a shared folder"
+    size, when = show_bytes(checkpoint.size_bytes), show_time(checkpoint.committed_at)
+    return f"{plain(checkpoint.name)} of attempt {checkpoint.attempt}, {size}, {when}, {where}"
 
 
-def _rescaling(change: Mapping[str, Any], *, is_elastic: bool, is_last: bool) -> str:
+def _rescaling(change: RescalingDocument, *, is_elastic: bool, is_last: bool) -> str:
     """One change of its size or place: from what to what, when, at what cost and why; only the last is under way."""
-    before, after = change["ranks_before"], change.get("ranks_after")
+    before, after = change.ranks_before, change.ranks_after
     size = f"{before} to {show_count(after, 'rank')}" if after else f"from {show_count(before, 'rank')}"
-    pause_s = change.get("pause_seconds") or 0.0
+    pause_s = change.pause_seconds or 0.0
     pause = f"{pause_s:.{1 if pause_s >= 1 else 3}f} s"
     unfinished = ("under way" if is_elastic else "not running again yet") if is_last else "overtaken"
     finished = f"paused {pause}" if is_elastic else f"its ranks ran again after {pause}"
     cost = finished if after else unfinished
-    return f"{size}, {show_time(change['decided_at'])}, {cost}: {plain(change['reason'])}"
+    return f"{size}, {show_time(change.decided_at)}, {cost}: {plain(change.reason)}"
 
 
-def _repeats(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
+def _repeats(job: JobDocument, spec: Mapping[str, Any]) -> Iterator[str]:
     """How often it was run again, and why."""
-    if job.get("relaunches"):
-        yield f"{job['relaunches']} relaunched"
-    if job.get("restarts"):
+    if job.relaunches:
+        yield f"{job.relaunches} relaunched"
+    if job.restarts:
         limit = spec.get("max_restarts")
         of = f" of {limit}" if limit is not None else ""
-        yield f"restarted {job['restarts']}{of} time{'s' * (bool(of) or job['restarts'] > 1)} after losing a node"
-    if job.get("preemptions"):
-        yield f"preempted {job['preemptions']} time{'s' * (job['preemptions'] > 1)}"
+        yield f"restarted {job.restarts}{of} time{'s' * (bool(of) or job.restarts > 1)} after losing a node"
+    if job.preemptions:
+        yield f"preempted {job.preemptions} time{'s' * (job.preemptions > 1)}"
 
 
-def _survival(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _survival(job: JobDocument) -> Iterator[tuple[str, str]]:
     """What may happen to its holders before nothing can be decided about it."""
-    if job.get("has_majority") is False:
+    if job.has_majority is False:
         yield (
             "Survives",
             "most of its holders are gone; nothing is decided until they return (`swarm recover` explains)",
         )
-    elif job.get("survives_deaths") is not None:
-        yield "Survives", _deaths(job["survives_deaths"])
-    if job.get("leaving_holders"):
-        yield "Holders", f"changing; until it is done a majority of {', '.join(job['leaving_holders'])} counts as well"
-    if job.get("is_forced"):
+    elif job.survives_deaths is not None:
+        yield "Survives", _deaths(job.survives_deaths)
+    if job.leaving_holders:
+        yield "Holders", f"changing; until it is done a majority of {', '.join(job.leaving_holders)} counts as well"
+    if job.is_forced:
         yield "Forced", "an operator declared lost holders dead (`swarm recover`)"
 
 
@@ -318,26 +331,26 @@ def _command(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Variables", plain(" ".join(f"{key}={value}" for key, value in sorted(spec["env"].items())))
 
 
-def _files(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _files(job: JobDocument, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What travels with it, and which agents keep that; an agent of an older version does not tell."""
     told = [f"shipped, {show_bytes(spec.get('tree_bytes'))}, tree {spec['tree'][:12]}"] if spec.get("tree") else []
-    if job.get("files_on") is not None:
-        told.append(f"kept on {', '.join(job['files_on']) or 'no agent beside the one that took them'}")
+    if job.files_on is not None:
+        told.append(f"kept on {', '.join(job.files_on) or 'no agent beside the one that took them'}")
     if told:
         yield "Files", ", ".join(told)
 
 
-def _outcome(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if job.get("signal"):
-        yield "Signal", str(job["signal"])
-    elif job.get("exit_code") is not None:
-        yield "Exit code", str(job["exit_code"])
-    if job.get("detail"):
-        yield "Detail", plain(job["detail"])
-    if job.get("failed_node"):
-        rank = job.get("failed_rank")
-        name = f"{job['failed_group']}.{rank}" if job.get("failed_group") else rank
-        yield "Failed on", job["failed_node"] + (f", rank {name}" if rank is not None else "")
+def _outcome(job: JobDocument) -> Iterator[tuple[str, str]]:
+    if job.signal:
+        yield "Signal", str(job.signal)
+    elif job.exit_code is not None:
+        yield "Exit code", str(job.exit_code)
+    if job.detail:
+        yield "Detail", plain(job.detail)
+    if job.failed_node:
+        rank = job.failed_rank
+        name = f"{job.failed_group}.{rank}" if job.failed_group else rank
+        yield "Failed on", job.failed_node + (f", rank {name}" if rank is not None else "")
 
 
 def needs(spec: Mapping[str, Any]) -> str:
@@ -361,37 +374,37 @@ def needs(spec: Mapping[str, Any]) -> str:
     return (f"{text} with {', '.join(each)}{' each' * (most > 1)}" if each else f"{text}, no GPU") + where + marks
 
 
-def _share(share: Mapping[str, Any]) -> str:
-    first, count = share.get("first_rank"), share.get("ranks")
-    paused = ", paused" if share.get("is_paused") else ""
+def _share(share: JobNodeDocument) -> str:
+    first, count = share.first_rank, share.ranks
+    paused = ", paused" if share.is_paused else ""
     if first is None or count is None:
-        return str(share["node"])
+        return share.node
     ranks = f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"
-    ranks = f"{share['group']} {ranks}" if share.get("group") else ranks
-    return f"{share['node']} ({ranks}{paused})"
+    ranks = f"{share.group} {ranks}" if share.group else ranks
+    return f"{share.node} ({ranks}{paused})"
 
 
-def _times(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "Submitted", show_time(job.get("submitted_at"))
-    if job.get("started_at"):
-        first = "the first attempt " if (job.get("attempt") or 1) > 1 else ""
-        waited = show_wait(job.get("queued_seconds"))
-        yield "Started", f"{show_time(job['started_at'])} ({first}after {waited} in the queue)"
-    if job.get("ended_at"):
-        yield "Ended", show_time(job["ended_at"])
-    if job.get("started_at"):
-        yield "Elapsed", show_duration(job.get("elapsed_seconds"))
+def _times(job: JobDocument, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "Submitted", show_time(job.submitted_at)
+    if job.started_at:
+        first = "the first attempt " if job.attempt > 1 else ""
+        waited = show_wait(job.queued_seconds)
+        yield "Started", f"{show_time(job.started_at)} ({first}after {waited} in the queue)"
+    if job.ended_at:
+        yield "Ended", show_time(job.ended_at)
+    if job.started_at:
+        yield "Elapsed", show_duration(job.elapsed_seconds)
     if spec.get("time_limit_seconds"):
         yield "Time limit", show_duration(spec["time_limit_seconds"])
-    if spec.get("deadline_utc_seconds"):
-        is_open = job.get("state") != "ended"
-        yield "Deadline", outlook.deadline_text(job) if is_open else show_moment(spec["deadline_utc_seconds"])
-    now = "" if job.get("state") == "ended" else " (now/wanted)"
-    yield "GPUs", f"{shown_gpus(job)}{now}, {job.get('attained_gpu_seconds') or 0:.0f} GPU-seconds used"
+    if deadline := spec.get("deadline_utc_seconds"):
+        is_open = job.state != "ended"
+        yield "Deadline", outlook.deadline_text(job) if is_open else show_moment(deadline)
+    now = "" if job.state == "ended" else " (now/wanted)"
+    yield "GPUs", f"{shown_gpus(job)}{now}, {job.attained_gpu_seconds:.0f} GPU-seconds used"
 
 
-def _print_events(session: Session, job: Mapping[str, Any]) -> None:
-    query = {"job": str(job["id"]), "limit": str(EVENTS_READ)}
+def _print_events(session: Session, job: JobDocument) -> None:
+    query = {"job": job.id, "limit": str(EVENTS_READ)}
     try:
         found = session.agents.call("cannot list events", "GET", "/v1/events", query=query)["items"]
     except Failure as failure:

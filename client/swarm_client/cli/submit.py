@@ -10,6 +10,7 @@ from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command
 from swarm_client.outlook import deadline_text, start_text
 from swarm_client.quantity import show_count
+from swarm_client.reading import read
 from swarm_client.session import Session
 from swarm_client.submission import submit
 
@@ -51,17 +52,20 @@ def _take_file(arguments: Arguments) -> None:
     arguments.run(arguments.command[2:])
 
 
-def print_dry_run(session: Session, job: Mapping[str, Any], shipment: Shipment) -> int:
+def print_dry_run(session: Session, told: Mapping[str, Any], shipment: Shipment) -> int:
     """What would happen, and what would be shipped; nothing was stored."""
     printer = session.printer
     if not printer.is_for_people:
-        printer.document(job)
+        printer.document(told)
         return OK
-    shape = f"{show_count(job['ranks'], 'rank')}, {show_count(job['gpus'], 'GPU')}"
-    printer.line(f"would be accepted: {shape}; {job.get('reason') or 'it would be queued'}")
-    if "outlook" in job:
+    from swarmsched.documents import JobDocument
+
+    job = read(told, JobDocument)
+    shape = f"{show_count(job.ranks, 'rank')}, {show_count(job.gpus, 'GPU')}"
+    printer.line(f"would be accepted: {shape}; {job.reason or 'it would be queued'}")
+    if "outlook" in told:
         printer.line(f"expected start: {start_text(job)}")
-    if "outlook" in job and job["spec"].get("deadline_utc_seconds"):
+    if "outlook" in told and (job.spec or {}).get("deadline_utc_seconds"):
         printer.line(f"deadline {deadline_text(job)}")
     printer.line(f"would be shipped: {shipment.summary()}")
     return OK
