@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
+import msgspec
 from msgspec import structs
 
 from swarm_agent.attendance import no_majority
@@ -37,7 +38,7 @@ from swarm_agent.http.views import why_document
 from swarm_agent.http.watch import JobWatch
 from swarm_agent.http.when import rfc3339
 from swarmsched import ids
-from swarmsched.api import API_VERSION, NODE_CLOSENESS, JobState, nearest
+from swarmsched.api import NODE_CLOSENESS, JobState, nearest
 from swarmsched.commands import (
     CancelJob,
     Command,
@@ -56,6 +57,7 @@ from swarmsched.documents import (
     NodeFolders,
     NodePart,
     OutlookDocument,
+    WaitDocument,
 )
 from swarmsched.holders import majority
 from swarmsched.ids import JobId, NodeId, is_job_id
@@ -195,18 +197,19 @@ class JobRoutes:
         """GET /v1/jobs/JOB/wait: woken by the change itself, wherever the shepherd is."""
         goal, timeout_s = GOAL.of(call), TIMEOUT.of(call)
         found = await self.find(call)
-        last: Document | None = None
+        last: JobDocument | None = None
         try:
-            async with asyncio.timeout(timeout_s), closing(self._watch.watch(found)) as documents:
-                async for document in documents:
-                    last = document
-                    if document["state"] in FOLLOWED_STATES[goal]:
-                        return answer({"api_version": API_VERSION, "met": True, "job": document})
+            async with asyncio.timeout(timeout_s), closing(self._watch.watch(found)) as states:
+                async for job in states:
+                    last = job
+                    if job.state in FOLLOWED_STATES[goal]:
+                        return answer(WaitDocument(met=True, job=job))
         except TimeoutError:
             pass  # a wait that was not met is an answer, not an error
         if last is None:
-            last = json.loads(_bytes(await self._tell(found, replace(call, path=f"/v1/jobs/{found.job_id}", query={}))))
-        return answer({"api_version": API_VERSION, "met": False, "job": last})
+            told = await self._tell(found, replace(call, path=f"/v1/jobs/{found.job_id}", query={}))
+            last = msgspec.json.decode(_bytes(told), type=JobDocument)
+        return answer(WaitDocument(met=False, job=last))
 
     async def find(self, call: Call) -> Found:
         """The job that the path names; a forwarded request is not sent round again."""

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swarm_agent.http.exchange import Call, Document, HttpReply
+from swarm_agent.http.exchange import Call, HttpReply
 from swarm_agent.http.jobs import JobRoutes
 from swarm_agent.http.log_cursor import LogCursor, decode_cursor
 from swarm_agent.http.log_places import (
@@ -23,7 +23,6 @@ from swarm_agent.http.log_places import (
     groups_of,
     has_output,
     ranks_of_present,
-    world_of,
 )
 from swarm_agent.http.log_source import LogRequest, LogSource
 from swarm_agent.http.parameter import Parameter, integer, words
@@ -34,6 +33,7 @@ from swarm_agent.http.watch import JobWatch
 from swarm_agent.http.when import SINCE, rfc3339
 from swarm_agent.supervision.logs import BadCursor
 from swarmsched.api import JobSpec
+from swarmsched.documents import JobDocument
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.fields import RANK_MOST
 from swarmsched.ids import JobId, NodeId
@@ -125,7 +125,7 @@ class JobLogs:
         return stream_answer(call, _past(self._source, document, places, query, cursor))
 
 
-def _of_job(query: LogQuery, document: Document, *, is_open: bool = False) -> LogQuery:
+def _of_job(query: LogQuery, document: JobDocument, *, is_open: bool = False) -> LogQuery:
     """The query with the numbers of the ranks that it names; `is_open`: ranks may come that are not there yet.
 
     A rank or group that the job does not have is a mistake, not an empty log; which earlier workers had nobody knows.
@@ -137,13 +137,13 @@ def _of_job(query: LogQuery, document: Document, *, is_open: bool = False) -> Lo
         numbers |= {*range(first, first + count)}
     for name, rank in query.ranks:
         first, count = _numbers(spec, "rank", name, end)
-        if rank >= count and not is_open and not (query.attempt and world_of(document)):
+        if rank >= count and not is_open and not (query.attempt and document.world):
             last, of = count - 1, f" of group {name}" if name else ""
             raise bad_parameter(
                 "rank", f"the job has no rank {rank}{of}", f"its ranks are 0 to {last}" if last else "only 0"
             )
         numbers.add(first + rank)
-    return replace(query, spec=spec, numbers=frozenset(numbers), is_resolved="spec" in document)
+    return replace(query, spec=spec, numbers=frozenset(numbers), is_resolved=document.spec is not None)
 
 
 def _numbers(spec: JobSpec, parameter: str, name: str, end: int) -> tuple[int, int]:
@@ -158,7 +158,7 @@ def _numbers(spec: JobSpec, parameter: str, name: str, end: int) -> tuple[int, i
 
 
 async def _past(
-    source: LogSource, document: Document, places: LogPlaces, query: LogQuery, cursor: LogCursor
+    source: LogSource, document: JobDocument, places: LogPlaces, query: LogQuery, cursor: LogCursor
 ) -> AsyncIterator[Record]:
     """An attempt's output behind the cursor; of one that was given up it is said first which it is."""
     is_announced = cursor.attempt == places.attempt
@@ -173,7 +173,7 @@ async def _past(
 
 
 async def past_records(
-    source: LogSource, document: Document, places: LogPlaces, query: LogQuery, cursor: LogCursor
+    source: LogSource, document: JobDocument, places: LogPlaces, query: LogQuery, cursor: LogCursor
 ) -> AsyncIterator[Record]:
     """What the nodes of an attempt have behind the cursor, by time as far as their clocks agree."""
     attempt = places.attempt
@@ -208,7 +208,7 @@ class _Follower:
         self._is_draining = False
         self._handed_on = 0  # records
 
-    async def records(self, documents: AsyncIterator[Document]) -> AsyncIterator[Record]:
+    async def records(self, documents: AsyncIterator[JobDocument]) -> AsyncIterator[Record]:
         """Everything in the order in which it is to be sent."""
         runner = asyncio.create_task(self._run(documents))
         try:
@@ -220,8 +220,8 @@ class _Follower:
                 task.cancel()
             await asyncio.gather(runner, *self._pumps, return_exceptions=True)
 
-    async def _run(self, documents: AsyncIterator[Document]) -> None:
-        last: Document | None = None
+    async def _run(self, documents: AsyncIterator[JobDocument]) -> None:
+        last: JobDocument | None = None
         try:
             async with closing(documents):
                 async for document in documents:
@@ -239,8 +239,8 @@ class _Follower:
             if not _is_cancelling():
                 await self._queue.put(None)
 
-    async def _take(self, document: Document, last: Document | None) -> None:
-        attempt = int(document["attempt"] or 0)
+    async def _take(self, document: JobDocument, last: JobDocument | None) -> None:
+        attempt = document.attempt
         if not self._query.is_resolved:
             self._query = _of_job(self._query, document, is_open=True)
         if last is not None and self._pumps and attempt != self._attempt:
@@ -248,7 +248,7 @@ class _Follower:
         await self._put(_state_record(document))
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        if attempt and attempt != self._attempt and document["state"] != "ended":
+        if attempt and attempt != self._attempt and document.state != "ended":
             if has_output(document):
                 await self._start(document, attempt)
             elif self._is_first:
@@ -257,7 +257,7 @@ class _Follower:
             self._open(document, current_places(document), replace(self._query, tail=None))
         self._is_first = False
 
-    async def _show_last(self, document: Document) -> None:
+    async def _show_last(self, document: JobDocument) -> None:
         """What was written before the job had to wait, or what of it is new to this client."""
         places = await self._finder.find(document)
         if self._cursor.attempt > places.attempt:
@@ -266,7 +266,7 @@ class _Follower:
             async for record in records:
                 await self._queue.put(record)
 
-    async def _start(self, document: Document, attempt: int) -> None:
+    async def _start(self, document: JobDocument, attempt: int) -> None:
         """Open the logs of every node of the attempt; what was asked of the past concerns the first one only."""
         query = self._query if self._is_first else replace(self._query, tail=None)
         places = await self._finder.find(document)
@@ -276,7 +276,7 @@ class _Follower:
         self._cursor.begin(attempt)
         self._open(document, places, query)
 
-    def _open(self, document: Document, places: LogPlaces, query: LogQuery) -> None:
+    def _open(self, document: JobDocument, places: LogPlaces, query: LogQuery) -> None:
         """Open what is not open yet: workers of elastic jobs come and go."""
         self._there = {rank for ranks in current_places(document).ranks.values() for rank in ranks}
         new = {node: tuple(rank for rank in ranks if rank not in self._opened) for node, ranks in places.ranks.items()}
@@ -333,7 +333,7 @@ class _Follower:
         request.cursors[rank] = raw["cursor"]
         self._handed_on += 1
 
-    async def _drain(self, document: Document) -> None:
+    async def _drain(self, document: JobDocument) -> None:
         """Deliver what is left of an attempt that is over: let the streams end, then read on from where they were.
 
         What is on its way here may not be kept there any more, if the client is slow.
@@ -384,7 +384,7 @@ async def _push(
 
 
 def _requests(
-    document: Document, places: LogPlaces, query: LogQuery, cursor: LogCursor, *, is_followed: bool
+    document: JobDocument, places: LogPlaces, query: LogQuery, cursor: LogCursor, *, is_followed: bool
 ) -> list[tuple[NodeId, LogRequest]]:
     """One request for each node that has ranks of interest.
 
@@ -393,7 +393,7 @@ def _requests(
     """
     requests = []
     tail, since_utc_s = None if cursor.ranks else query.tail, query.since_utc_s
-    job_id, attempt = JobId(document["id"]), places.attempt
+    job_id, attempt = JobId(document.id), places.attempt
     for node, ranks in places.ranks.items():
         wanted = tuple(rank for rank in ranks if query.wants(rank))
         if wanted:
@@ -428,21 +428,21 @@ def _payload(data: bytes) -> dict[str, str]:
         return {"data": base64.b64encode(data).decode()}
 
 
-def _state_record(document: Document) -> Record:
+def _state_record(document: JobDocument) -> Record:
     keys = ("state", "phase", "reason", "attempt")
-    return {"type": "state", **{key: document[key] for key in keys}, "job": document}
+    return {"type": "state", **{key: getattr(document, key) for key in keys}, "job": document}
 
 
-def _attempt_record(document: Document, places: LogPlaces) -> Record:
+def _attempt_record(document: JobDocument, places: LogPlaces) -> Record:
     """Which attempt the output that follows is of, since it is not the one that the job is at now."""
-    why = f": {document['reason']}" if document["reason"] and document["state"] != "ended" else ""
-    over = f"attempt {places.attempt}, which is over; the job is {document['state']}{why}"
+    why = f": {document.reason}" if document.reason and document.state != "ended" else ""
+    over = f"attempt {places.attempt}, which is over; the job is {document.state}{why}"
     return {"type": "attempt", "attempt": places.attempt, "text": over}
 
 
-def _end_record(document: Document) -> Record:
+def _end_record(document: JobDocument) -> Record:
     keys = ("state", "exit_code", "signal", "end_reason", "shell_exit_code")
-    return {"type": "end", **{key: document[key] for key in keys}, "job": document}
+    return {"type": "end", **{key: getattr(document, key) for key in keys}, "job": document}
 
 
 def _warning(node: NodeId, error: Exception) -> Record:

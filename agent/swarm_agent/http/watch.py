@@ -6,6 +6,8 @@ On the shepherd a watcher sleeps until a step of the core has changed the record
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
+
 from swarm_agent.http.exchange import Document, as_object
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.find import Found, JobFinder, over
@@ -13,6 +15,7 @@ from swarm_agent.http.job_document import job_document_now
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.stream import closing
+from swarmsched.documents import JobDocument
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import JobId, NodeId
 
@@ -74,11 +77,11 @@ class JobWatch:
         job_id = JobId(str(payload.get("job_id", "")))
         async with closing(self._local(job_id)) as documents:
             async for document in documents:
-                yield document
+                yield as_object(document)
         if self._facts.is_over(job_id):
             yield PAST_RETENTION
 
-    async def watch(self, found: Found) -> AsyncIterator[Document]:
+    async def watch(self, found: Found) -> AsyncIterator[JobDocument]:
         """Documents, newest state first; ends after the one that says the job has ended.
 
         Raises `Problem` shepherd_unreachable when nobody who acts for the job was reachable for 30 s, and job_over when
@@ -92,7 +95,7 @@ class JobWatch:
                 async for document in documents:
                     failing_since_s, delay_s = None, RETRY_S
                     yield document
-                    if document.get("state") == "ended":
+                    if document.state == "ended":
                         return
             failing_since_s = loop.time() if failing_since_s is None else failing_since_s
             if loop.time() - failing_since_s > GIVE_UP_S:
@@ -100,7 +103,7 @@ class JobWatch:
             await asyncio.sleep(delay_s)
             delay_s = min(RETRY_LIMIT_S, delay_s * 2)
 
-    async def _from_anyone(self, found: Found) -> AsyncIterator[Document]:
+    async def _from_anyone(self, found: Found) -> AsyncIterator[JobDocument]:
         """From this agent if it acts for the job, else from the first candidate that has something to say.
 
         Raises `Problem` job_over when none has the record, and one knows that it is past its retention.
@@ -114,27 +117,28 @@ class JobWatch:
         for node in self._peers.likeliest((*self._finder.known(found.job_id), *found.candidates)):
             was_heard = False
             try:
-                async with closing(self._peers.stream(node, "watch", {"job_id": found.job_id})) as documents:
-                    async for document in documents:
-                        if document == PAST_RETENTION:
+                async with closing(self._peers.stream(node, "watch", {"job_id": found.job_id})) as answers:
+                    async for told in answers:
+                        if told == PAST_RETENTION:
                             is_over = True
                             break
+                        job = msgspec.convert(told, JobDocument)
                         was_heard = True
-                        yield document
-            except (AgentUnreachable, RemoteProtocolError):
+                        yield job
+            except (AgentUnreachable, RemoteProtocolError, msgspec.ValidationError):
                 pass  # the next candidate is asked; after the last one, `watch` waits and tries all again
             if was_heard:
                 return
         if is_over:
             raise over(found.job_id)
 
-    async def _local(self, job_id: JobId) -> AsyncIterator[Document]:
+    async def _local(self, job_id: JobId) -> AsyncIterator[JobDocument]:
         """Ends when this agent no longer acts for the job, or when the job has ended."""
         while self._facts.has_last_word(job_id):
             record = self._facts.record(job_id)
             assert record is not None, "local jobs have a record"
             key = self._changes.key(job_id)
-            yield as_object(job_document_now(record, self._facts))
+            yield job_document_now(record, self._facts)
             if record.is_ended:
                 return
             await self._changes.wait(job_id, key)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
+from msgspec import convert
 
 from swarm_agent.http import app as app_module
 from swarm_agent.http import logs as logs_module
@@ -17,6 +18,7 @@ from swarm_agent.http.logs import LogQuery, _Follower
 from swarm_agent.task import shim
 from swarm_agent.task.shim import LogWriter
 from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
+from swarmsched.documents import JobDocument
 from swarmsched.fields import PART_MOST, RANK_MOST
 from swarmsched.ids import NodeId, TaskKey
 from swarmsched.resources import Share
@@ -173,9 +175,9 @@ async def test_a_slow_client_loses_no_record_when_the_job_ends(n1, monkeypatch):
     """The end finds one record between the source and the full queue, and a stream that does not end by itself."""
     monkeypatch.setattr(logs_module, "DRAIN_S", 0.05)
     run(n1, nodes=(("n1", 1),))
-    running = await n1.get(f"/v1/jobs/{JOB}")
+    running = convert(await n1.get(f"/v1/jobs/{JOB}"), JobDocument)
     end(n1)
-    ended = await n1.get(f"/v1/jobs/{JOB}")
+    ended = convert(await n1.get(f"/v1/jobs/{JOB}"), JobDocument)
     may_end = asyncio.Event()
 
     async def documents():
@@ -587,9 +589,9 @@ async def test_what_is_on_its_way_when_the_job_ends_is_not_asked_for_again(n1, m
                 yield batch
 
     run(n1, nodes=(("n1", 1),))
-    running = await n1.get(f"/v1/jobs/{JOB}")
+    running = convert(await n1.get(f"/v1/jobs/{JOB}"), JobDocument)
     end(n1)
-    ended = await n1.get(f"/v1/jobs/{JOB}")
+    ended = convert(await n1.get(f"/v1/jobs/{JOB}"), JobDocument)
 
     async def documents():
         yield running
