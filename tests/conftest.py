@@ -1,10 +1,13 @@
 """In continuous integration a test that needs root or torch must run: a skip there is a hole that nobody sees."""
 
 import os
+import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from swarmsched.models import ONE_THREAD
 from tests.testbed import fake_nvml
@@ -12,8 +15,31 @@ from tests.testbed.found import working
 
 os.environ.update(ONE_THREAD)  # before any test imports numpy
 
+GROUP = re.compile(r'xdist_group\("(.+?)"\)')
 NEVER_SKIPPED_IN_CI = ("root", "torch")
 TRAIN_VENV = Path(__file__).resolve().parents[1] / ".venv-train"
+
+
+class ByGroup(LoadScopeScheduling):
+    """Sends tests of one `xdist_group` to one worker, so that what they share is made once.
+
+    The scheduler of pytest-xdist 3.8 reads groups from the names of tests, to which pytest 9.2 lets it add none.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid.partition("::")[0]) or nodeid
+
+
+@cache
+def group_of(path: str) -> str:
+    """The group that a file's marks name, or nothing."""
+    found = GROUP.search((Path(__file__).parents[1] / path).read_text(encoding="utf-8"))
+    return found[1] if found else ""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return ByGroup(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(wrapper=True)

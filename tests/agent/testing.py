@@ -25,7 +25,7 @@ from swarmsched.errors import AgentUnreachable
 from swarmsched.events import Event
 from swarmsched.ids import Address, NodeId
 
-POLL_S = 0.02
+POLL_S, POLL_S_MAX, POLL_S_GROWTH = 0.02, 0.2, 1.05
 # A test waits for a condition; how long that takes on a loaded machine is not what it is about.
 PATIENCE_S = 60.0
 ANSWER_S = 30.0
@@ -49,11 +49,12 @@ async def wait_until(predicate: Callable[..., object], timeout_s: float = PATIEN
 
 
 def wait_until_sync(predicate: Callable[..., object], timeout_s: float = PATIENCE_S, what: str = "") -> None:
-    """As `wait_until`, for tests without a loop."""
-    deadline_s = time.monotonic() + timeout_s
+    """As `wait_until`, for tests without a loop; it asks less often as time goes by, for agents work to answer."""
+    deadline_s, pause_s = time.monotonic() + timeout_s, POLL_S
     while not predicate():
         assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what or predicate}"
-        threading.Event().wait(POLL_S)
+        threading.Event().wait(pause_s)
+        pause_s = min(POLL_S_MAX, POLL_S_GROWTH * pause_s)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -9,7 +9,7 @@ from tests.agent.testing import wait_until_sync
 from tests.chaos.checker import Checker
 from tests.cluster.elastic_job import STEPS, ElasticJob
 
-pytestmark = [pytest.mark.root, pytest.mark.chaos, pytest.mark.torch, pytest.mark.xdist_group("torch")]
+pytestmark = [pytest.mark.root, pytest.mark.chaos, pytest.mark.torch]
 
 rarely = pytest.mark.acceptance
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.agent.testing import wait_until_sync
 
-pytestmark = [pytest.mark.root, pytest.mark.chaos, pytest.mark.torch, pytest.mark.xdist_group("torch")]
+pytestmark = [pytest.mark.root, pytest.mark.chaos, pytest.mark.torch]
 
 MEET = """
 import os, socket, torch, torch.distributed as dist

@@ -21,16 +21,16 @@ for a, b in training.batches(data, epochs=EPOCHS):
     loss.backward()
     training.step(loss)
     if not os.path.exists(os.environ["HURRY"]):
-        if os.environ["SWARM_WORKER"] == os.environ.get("HANGING_WORKER") and training.step_number == 99:
+        if os.environ["SWARM_WORKER"] == os.environ.get("HANGING_WORKER") and training.step_number == 24:
             time.sleep(1e6)
-        time.sleep(0.15 if os.environ["SWARM_WORKER"] == os.environ.get("SLOW_WORKER") else 0.03)
-    if training.step_number % 16 == 0:
+        time.sleep(0.6 if os.environ["SWARM_WORKER"] == os.environ.get("SLOW_WORKER") else 0.12)
+    if training.step_number % 4 == 0:
         print(f"step {training.step_number} world {training.world_size} {training.workers}", flush=True)
 print(f"done {training.step_number} loss {training.loss:.3g}", flush=True)
 """
 
 
-EPOCHS = 150
+EPOCHS = 40
 STEPS = EPOCHS * 16  # 512 samples, 32 at a time
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.agent.testing import RunningAgent, free_port, start_agents, wait_until_sync
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("bad-holder")]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-bad_holder")]
 
 LYING_AGENT = Path(__file__).with_name("lying_agent.py")
 

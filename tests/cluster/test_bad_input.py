@@ -15,7 +15,7 @@ import pytest
 
 from tests.agent.testing import start_agents, wait_until_sync
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("bad-input")]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-bad_input")]
 
 
 def problem_of(answer, status):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.agent.testing import wait_until_sync
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("bad-input")]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-checkpoints")]
 
 SHELL = """
 echo weights > "$SWARM_CHECKPOINT_DIR/step-1"

@@ -13,7 +13,7 @@ import pytest
 from tests.agent.testing import start_agents, wait_until_sync
 from tests.testbed.found import working
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("disturbances")]
+pytestmark = [pytest.mark.cluster]
 
 FAKE_CLOCK = Path(__file__).resolve().parents[1] / "testbed" / "fake_clock.c"
 DAY_S = 86_400

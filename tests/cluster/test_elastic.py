@@ -10,7 +10,16 @@ from tests.agent.testing import start_agents
 from tests.cluster.conftest import converge
 from tests.cluster.elastic_job import STEPS, ElasticJob
 
-pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.xdist_group("torch")]
+pytestmark = [pytest.mark.cluster, pytest.mark.torch]
+
+
+@pytest.fixture
+def cold_swarm():
+    """Three agents without processes that wait with torch imported: these cost more than the workers of a test."""
+    with start_agents(3, settings={"warm_workers": 0}) as agents:
+        converge(agents)
+        yield agents
+
 
 rarely = pytest.mark.acceptance  # others show the same, or most of it
 
@@ -59,13 +68,13 @@ def test_a_job_that_has_all_gpus_gives_some_to_the_next_in_line(fresh_swarm, tra
     assert "makes room for" in done["rescalings"][0]["reason"]
 
 
-def test_a_job_survives_a_killed_worker_and_the_agent_that_shepherds_it(fresh_swarm, train_venv):
-    job = ElasticJob(fresh_swarm, train_venv, ranks=3)
+def test_a_job_survives_a_killed_worker_and_the_agent_that_shepherds_it(cold_swarm, train_venv):
+    job = ElasticJob(cold_swarm, train_venv, ranks=3)
     job.trains_with(3)
     os.kill(job.workers[1], signal.SIGKILL)
     # Not only has another one come for it: it trains, and may be the only one that is not on the shepherd's node.
     job.until(lambda: [each["ranks_after"] for each in job.now["rescalings"]] == [2, 3], "another one came for it")
-    shepherd = next(agent for agent in fresh_swarm if agent.name == job.now["shepherd"])
+    shepherd = next(agent for agent in cold_swarm if agent.name == job.now["shepherd"])
     shepherd.kill()
     job.until(lambda: job.now["shepherd"] != shepherd.name, "another agent shepherds it")
     done = job.ended()
@@ -85,7 +94,7 @@ def _first_of_three_is_replaced(job, reason):
 
 @rarely
 def test_a_worker_that_is_stopped_is_replaced_be_it_the_first(fresh_swarm, train_venv):
-    job = ElasticJob(fresh_swarm, train_venv, epochs=400, ranks=3, grace_seconds=2.0)
+    job = ElasticJob(fresh_swarm, train_venv, epochs=100, ranks=3, grace_seconds=2.0)
     job.trains_with(3)
     first = job.workers[1]
     os.kill(first, signal.SIGSTOP)
@@ -94,26 +103,26 @@ def test_a_worker_that_is_stopped_is_replaced_be_it_the_first(fresh_swarm, train
 
 @rarely
 def test_a_worker_that_hangs_is_replaced_once_the_wait_of_the_others_has_timed_out(fresh_swarm, train_venv):
-    job = ElasticJob(fresh_swarm, train_venv, epochs=400, ranks=3, grace_seconds=2.0, env={"HANGING_WORKER": "1"})
+    job = ElasticJob(fresh_swarm, train_venv, epochs=100, ranks=3, grace_seconds=2.0, env={"HANGING_WORKER": "1"})
     job.trains_with(3)
     job.until(lambda: any(each["problem"] for each in job.now["world"]["workers"]), "it is told that others wait")
     _first_of_three_is_replaced(job, "does not come to its step")
 
 
-def test_a_drained_node_is_left_while_the_job_trains(fresh_swarm, train_venv):
-    job = ElasticJob(fresh_swarm, train_venv, ranks=2)
+def test_a_drained_node_is_left_while_the_job_trains(cold_swarm, train_venv):
+    job = ElasticJob(cold_swarm, train_venv, ranks=2)
     job.trains_with(2)
     home = {node["node"] for node in job.now["nodes"]}
     node = min(home)
-    fresh_swarm[0].call("PUT", f"/v1/nodes/{node}/drain", {"draining": True, "reason": "new disks"})
+    cold_swarm[0].call("PUT", f"/v1/nodes/{node}/drain", {"draining": True, "reason": "new disks"})
     job.until(lambda: node not in {each["node"] for each in job.now["nodes"]}, f"nothing of it is left on {node}")
     done = job.ended()
     assert (done["end_reason"], done["attempt"]) == ("completed", 1)
     assert done["rescalings"][0]["reason"] == f"drained: {node}"
 
 
-def test_a_worker_that_holds_the_others_up_is_replaced(fresh_swarm, train_venv):
-    job = ElasticJob(fresh_swarm, train_venv, env={"SLOW_WORKER": "2"}, ranks=3)
+def test_a_worker_that_holds_the_others_up_is_replaced(cold_swarm, train_venv):
+    job = ElasticJob(cold_swarm, train_venv, env={"SLOW_WORKER": "2"}, ranks=3)
     job.trains_with(3)
     job.until(lambda: 2 not in [each["worker"] for each in job.now["world"]["workers"]], "worker 2 has left")
     job.trains_with(3)
@@ -124,7 +133,7 @@ def test_a_worker_that_holds_the_others_up_is_replaced(fresh_swarm, train_venv):
 
 
 def test_a_gpu_with_an_error_is_left_while_the_job_trains_and_given_to_nobody(nvml, train_venv):
-    with start_agents(1, 0) as agents:
+    with start_agents(1, 0, {"warm_workers": 0}) as agents:
         converge(agents)
         job = ElasticJob(agents, train_venv)
         job.trains_with(2)

@@ -11,7 +11,7 @@ import pytest
 from swarm_agent.security import generate_key
 from tests.agent.testing import free_port, start_agents, wait_until_sync
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("failure")]
+pytestmark = [pytest.mark.cluster]
 
 
 def are_alive(agent):

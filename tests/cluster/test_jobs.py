@@ -10,7 +10,7 @@ import pytest
 
 from tests.agent.testing import start_agents, wait_until_sync
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-jobs")]
 
 
 def descendants(marker):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.agent.testing import wait_until_sync
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("failure")]
+pytestmark = [pytest.mark.cluster]
 
 SCRIPT = "echo rank $RANK of attempt $SWARM_ATTEMPT; exec sleep 600"
 

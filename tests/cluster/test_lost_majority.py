@@ -6,7 +6,7 @@ import pytest
 
 from tests.agent.testing import start_agents, wait_until_sync
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("lost_majority")]
+pytestmark = [pytest.mark.cluster]
 
 
 def statuses(agent):

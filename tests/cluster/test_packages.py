@@ -10,7 +10,7 @@ import pytest
 from tests.agent.testing import Contact, start_agents, wait_until_sync
 from tests.testbed.packages import own_policies, without
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-packages")]
 NOBODY = [Contact("n1", ("127.0.0.1", 1), "t" * 32)]
 
 

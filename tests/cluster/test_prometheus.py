@@ -13,6 +13,7 @@ from tests.testbed.found import working
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.xdist_group("cluster-prometheus"),
     pytest.mark.skipif(not working("prometheus"), reason="prometheus is not installed (Debian package)"),
 ]
 SHIPPED = Path(__file__).parents[2] / "docs/monitoring/prometheus.yml"

@@ -10,7 +10,7 @@ from tests.cluster.conftest import converge
 from tests.cluster.elastic_job import ElasticJob
 from tests.testbed.released import install_released, why_not_released
 
-pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.acceptance, pytest.mark.xdist_group("torch")]
+pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.acceptance]
 
 RANK = """
 import os, pathlib, time

@@ -21,6 +21,8 @@ from swarm_agent.http.blobs import PACK_TYPE
 from swarmsched.tree import Tree, TreeEntry
 from tests.agent.testing import start_agents, wait_until_sync
 
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-responsive")]
+
 PAUSE_S = 0.05
 SILENT_S_MAX = 0.5
 BLOBS = 20_000

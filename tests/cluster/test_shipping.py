@@ -12,7 +12,7 @@ import pytest
 from tests.agent.testing import start_agents, wait_until_sync
 from tests.cluster.conftest import converge
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("shipping")]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-shipping")]
 
 LIST = ("sh", "-c", "find . -type f -o -type l | sort")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.xdist_group("torch")]
+pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.xdist_group("cluster-torch")]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "train_digits.py"
 

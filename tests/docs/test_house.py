@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import group_of
 from tests.docs import sentences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,3 +205,16 @@ def test_each_attribute_is_written_in_one_module():
     assert len(places) > 1_500
     several = {f"{name}.{attribute}": sorted(paths) for (name, attribute), paths in places.items() if len(paths) > 1}
     assert several == {}
+
+
+def test_a_file_whose_tests_share_something_is_of_a_group_and_each_group_is_one_file():
+    """Made in each worker, what they share would cost more than tests that wait for one another."""
+    shared = re.compile(r'scope="module"|\((.*, )?(swarm|template)(, .*|: Template.*)?\)( -> None)?:')
+    groups = defaultdict(list)
+    for room in ("cluster", "elastic"):
+        for path in sorted((ROOT / "tests" / room).glob("test_*.py")):
+            name = str(path.relative_to(ROOT))
+            if shared.search(path.read_text(encoding="utf-8")):
+                groups[group_of(name)].append(name)
+    assert len(groups) > 12
+    assert [names for names in groups.values() if len(names) > 1] == []

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from swarm_elastic._arguments import number, whole
+from tests.elastic.job import Template
 from tests.elastic.testing import TRAIN, Script, ScriptedAgent, needs
 
-pytestmark = needs(TRAIN)
+pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic-arguments")]
 
 SCRIPT = """
 import numpy
@@ -189,7 +190,9 @@ print([batch_up_to(100, 8) for _ in range(3)])
     assert err.count("the swarm chose a global batch of 1000; 100 is trained with: submit with --batch up to that") == 1
 
 
-def test_passes_have_no_more_samples_than_fit_into_the_memory_of_the_gpus_of_the_rank(tmp_path: Path) -> None:
+def test_passes_have_no_more_samples_than_fit_into_the_memory_of_the_gpus_of_the_rank(
+    template: Template, tmp_path: Path
+) -> None:
     text = """
 import torch, swarm_elastic
 from swarm_elastic._ddp import BackwardElastic
@@ -201,5 +204,4 @@ print([most(swarm_elastic.Elastic, micro_batch=each) for each in (0, 4, 16)], mo
     for most, told in (("8", "[8, 4, 8] 0\n"), ("", "[0, 4, 16] 0\n")):
         folder = tmp_path / f"at most {most}"
         folder.mkdir()
-        script = Script(folder, text, str(TRAIN), SWARM_TASK_SOCKET="", SWARM_LOCAL_BATCH_MOST=most)
-        assert script.finish()[:2] == (0, told)
+        assert template.finish(folder, text, SWARM_LOCAL_BATCH_MOST=most)[:2] == (0, told)

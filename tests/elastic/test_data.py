@@ -1,13 +1,17 @@
 """Batches of real torch datasets, for several ranks that a script plays in one process."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.elastic.job import Template
 from tests.elastic.testing import TRAIN, Script, needs
 
-pytestmark = needs(TRAIN)
+pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic-data")]
+
+Told = Callable[[str], dict]
 
 RANKS = """
 import random
@@ -105,15 +109,19 @@ KINDS = {
 """
 
 
-def told(folder: Path, text: str) -> dict:
+@pytest.fixture
+def told(template: Template, tmp_path: Path) -> Told:
     """What a script has found out."""
-    text = f"{RANKS}\n{text}\nprint(json.dumps(found))"
-    code, out, err = Script(folder, text, str(TRAIN), OMP_NUM_THREADS="1").finish()
-    assert code == 0, err
-    return json.loads(out)
+
+    def finish(text: str) -> dict:
+        code, out, err = template.finish(tmp_path, f"{RANKS}\n{text}\nprint(json.dumps(found))")
+        assert code == 0, err
+        return json.loads(out)
+
+    return finish
 
 
-def test_each_sample_is_trained_on_once_in_each_epoch_through_changes_and_deaths(tmp_path: Path) -> None:
+def test_each_sample_is_trained_on_once_in_each_epoch_through_changes_and_deaths(told: Told) -> None:
     """Of each kind of dataset, with odd lengths, in micro-batches and without."""
     text = """
 found = {}
@@ -137,12 +145,12 @@ for kind, make in KINDS.items():
                 getattr(ranks, event)(draw.sample(names, draw.randrange(len(names))))
         found[f"{kind} {seed}"] = ranks.finish() == once(n)
 """
-    found = told(tmp_path, text)
+    found = told(text)
     assert len(found) == 36
     assert [name for name, is_once in found.items() if not is_once] == []
 
 
-def test_the_order_is_shuffled_anew_in_each_epoch_and_does_not_depend_on_the_world(tmp_path: Path) -> None:
+def test_the_order_is_shuffled_anew_in_each_epoch_and_does_not_depend_on_the_world(told: Told) -> None:
     text = """
 orders = []
 for world, seed in ((1, 0), (3, 0), (1, 1)):
@@ -155,11 +163,11 @@ first, second = [[index for step in orders[0] for epoch, index in step if epoch 
 found = {"same": orders[0] == orders[1], "seeds": orders[0] == orders[2], "epochs": first == second,
          "sorted": first == sorted(first), "plain": [index for step in plain.steps for _, index in step]}
 """
-    found = told(tmp_path, text)
+    found = told(text)
     assert found == {"same": True, "seeds": False, "epochs": False, "sorted": False, "plain": list(range(20))}
 
 
-def test_what_a_rank_trains_on_in_a_step(tmp_path: Path) -> None:
+def test_what_a_rank_trains_on_in_a_step(told: Told) -> None:
     """Passes are of micro_batch at most and even; a rank without samples repeats a batch that counts for nothing."""
     text = """
 big = KINDS["reproducible"](44, 2, global_batch=22, micro_batch=4, epochs=1)
@@ -173,7 +181,7 @@ next(idle.batches["w0"])
 x, y = next(idle.batches["w1"])
 found["idle"] = [x.tolist(), idle.batches["w1"].count]
 """
-    found = told(tmp_path, text)
+    found = told(text)
     assert found.pop("big") == [[[4, 4, 3], [4, 4, 3]]] * 2
     assert found.pop("told") == [[4, False], [4, False], [3, True]]
     assert found.pop("idle") == [[0.0, 0.0], 0]
@@ -181,7 +189,7 @@ found["idle"] = [x.tolist(), idle.batches["w1"].count]
     assert found == {"reproducible": [[[1], [1], [0]]], "on_demand": [[[1], [1], [0]]], "iterable": [[[2], [0], [0]]]}
 
 
-def test_what_is_loaded_ahead_is_not_loaded_again(tmp_path: Path) -> None:
+def test_what_is_loaded_ahead_is_not_loaded_again(told: Told) -> None:
     """Not by a step that is done again, nor for a newcomer, by ranks that hold ranges; a stream is opened once."""
     text = """
 made = []
@@ -211,10 +219,10 @@ flow.finish()
 found = {"demand": max(max(each.loaded.values()) for each in made), "fixed": max(same.loaded.values()),
          "streams": [each.opened for each in streams]}
 """
-    assert told(tmp_path, text) == {"demand": 1, "fixed": 1, "streams": [1, 1]}
+    assert told(text) == {"demand": 1, "fixed": 1, "streams": [1, 1]}
 
 
-def test_samples_come_before_they_are_asked_for(tmp_path: Path) -> None:
+def test_samples_come_before_they_are_asked_for(told: Told) -> None:
     """The dataset is let go on only while the script does not ask: it waits for the samples of two steps to come."""
     text = """
 import threading
@@ -229,7 +237,7 @@ ranks = Ranks(lambda: Watched(40), 1, global_batch=4, prefetch=2, shuffle=False)
 next(ranks.batches["w0"])
 found = {"came": both.wait(60), "seen": sorted(seen)}
 """
-    assert told(tmp_path, text) == {"came": True, "seen": list(range(12))}
+    assert told(text) == {"came": True, "seen": list(range(12))}
 
 
 def test_helper_processes_load_samples_and_end_with_a_rank_that_is_killed(tmp_path: Path) -> None:
@@ -270,7 +278,7 @@ if __name__ == "__main__":
     assert found == {"indices": list(range(8)), "is_leaked": False, "is_here": False, "error": error}
 
 
-def test_errors_name_the_sample_and_mistakes_the_setting(tmp_path: Path) -> None:
+def test_errors_name_the_sample_and_mistakes_the_setting(told: Told) -> None:
     text = """
 class Broken(Squares):
     def __getitem__(self, index):
@@ -312,7 +320,7 @@ found = {
 """
     no_dataset = "is no dataset: it needs an index and a length, or to begin anew each time it is iterated"
     no_index = "ValueError: Stream has no index: it can be neither reproducible nor shuffled here; shuffle it itself"
-    assert told(tmp_path, text) == {
+    assert told(text) == {
         "map": "DatasetError: dataset[5] failed: KeyError: 'colour'",
         "together": "DatasetError: dataset[0, 1, 2] failed: OSError: disk",
         "collate": ["DatasetError: samples 0, 1, 2 make no batch"],
@@ -330,7 +338,7 @@ found = {
     }
 
 
-def test_each_call_goes_on_behind_the_epochs_of_the_one_before(tmp_path: Path) -> None:
+def test_each_call_goes_on_behind_the_epochs_of_the_one_before(tmp_path: Path, told: Told) -> None:
     """In another order, or over another dataset; a worker that comes later runs through those that are behind."""
     text = """
 import swarm_elastic
@@ -363,7 +371,7 @@ found = {
     "early": early, "past": again[:3], "steps": training.step_number,
 }
 """
-    found = told(tmp_path, text.replace("SAVED", str(tmp_path / "saved")))
+    found = told(text.replace("SAVED", str(tmp_path / "saved")))
     assert found.pop("early") == (
         "RuntimeError: batches() was called while epoch 4 of the batches before is not used up: go on with those to "
         "their end, or keep one iterator of all epochs; for data to evaluate on, take a DataLoader"
@@ -377,7 +385,7 @@ found = {
     }
 
 
-def test_batches_of_any_structure_go_to_the_device(tmp_path: Path) -> None:
+def test_batches_of_any_structure_go_to_the_device(told: Told) -> None:
     """The meta device stands for one: a tensor there has no data."""
     text = """
 from typing import NamedTuple
@@ -397,19 +405,19 @@ batch = next(batches)
 found = {"x": batch.x.device.type, "pair": [batch["pair"].a.device.type, batch["pair"].b],
          "many": [batch["many"][0].device.type, batch["many"][1][0].device.type, batch["many"][1][1]]}
 """
-    assert told(tmp_path, text) == {"x": "meta", "pair": ["meta", "text"], "many": ["meta", "meta", 3]}
+    assert told(text) == {"x": "meta", "pair": ["meta", "text"], "many": ["meta", "meta", 3]}
 
 
 @pytest.mark.parametrize(("lengths", "shorter"), [((9, 9), False), ((20, 9), True)])
 def test_a_stream_that_is_longer_on_one_rank_is_told_of(
-    tmp_path: Path, lengths: tuple[int, int], shorter: bool
+    template: Template, tmp_path: Path, lengths: tuple[int, int], shorter: bool
 ) -> None:
     text = f"""
 lengths = iter({lengths})
 ranks = Ranks(lambda: Stream(next(lengths)), 2, epochs=2)
 print(ranks.finish() == once(9), flush=True)
 """
-    code, out, err = Script(tmp_path, RANKS + text, str(TRAIN), OMP_NUM_THREADS="1").finish()
+    code, out, err = template.finish(tmp_path, RANKS + text)
     warning = "has 9 samples on another rank and more on this one, and the rest is left out: have the dataset yield"
     assert (code, out, [f"epoch {epoch} {warning}" in err for epoch in (0, 1)]) == (0, "True\n", [shorter] * 2), err
 

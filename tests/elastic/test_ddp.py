@@ -9,7 +9,7 @@ import pytest
 from tests.elastic.job import Job, Template, elastic_job, until
 from tests.elastic.testing import TRAIN, needs
 
-pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic")]
+pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic-ddp")]
 
 SCRIPT = """
 import itertools, json, os, time

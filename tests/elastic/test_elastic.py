@@ -10,7 +10,7 @@ import pytest
 from tests.elastic.job import Job, Template, elastic_job, until
 from tests.elastic.testing import TRAIN, needs
 
-pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic")]
+pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic-elastic")]
 
 SCRIPT = Path(__file__).with_name("train.py").read_text()
 STEPS = 200

@@ -1,10 +1,16 @@
 """What a checkpoint and a newcomer's document may hold of the numbers and objects of scripts."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.elastic.testing import TRAIN, Script, needs
+import pytest
 
-pytestmark = needs(TRAIN)
+from tests.elastic.job import Template
+from tests.elastic.testing import TRAIN, needs
+
+pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic-handover")]
+
+Told = Callable[[str], list[str]]
 
 MAKE = """
 import io
@@ -42,14 +48,20 @@ def saved_and_loaded(document):
 """
 
 
-def told(folder: Path, text: str) -> list[str]:
-    alone = {"SWARM_TASK_SOCKET": "", "SWARM_CHECKPOINT_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    code, out, err = Script(folder, MAKE + text, python=str(TRAIN), **alone).finish()
-    assert code == 0, err
-    return out.splitlines()
+@pytest.fixture
+def told(template: Template, tmp_path: Path) -> Told:
+    """What a script has printed."""
+
+    def finish(text: str) -> list[str]:
+        alone = {"SWARM_TASK_SOCKET": "", "SWARM_CHECKPOINT_DIR": str(tmp_path)}
+        code, out, err = template.finish(tmp_path, MAKE + text, **alone)
+        assert code == 0, err
+        return out.splitlines()
+
+    return finish
 
 
-def test_a_job_whose_schedule_makes_numbers_of_numpy_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_job_whose_schedule_makes_numbers_of_numpy_goes_on_from_its_checkpoint(told: Told) -> None:
     text = """
 optimizer, training = train()
 rate = optimizer.param_groups[0]["lr"]
@@ -59,10 +71,10 @@ os.environ["SWARM_RESUME_FROM"] = os.path.join(os.environ["SWARM_CHECKPOINT_DIR"
 _, optimizer, training = make()
 print(training.step_number, optimizer.param_groups[0]["lr"] == rate)
 """
-    assert told(tmp_path, text) == ["True", "3 True"]
+    assert told(text) == ["True", "3 True"]
 
 
-def test_so_does_a_newcomer(tmp_path: Path) -> None:
+def test_so_does_a_newcomer(told: Told) -> None:
     text = """
 optimizer, training = train()
 training.global_batch = numpy.int64(4)
@@ -71,10 +83,10 @@ found = saved_and_loaded({**small, "progress": training.state_dict()})
 print(found["optimizer"]["param_groups"][0]["lr"] == optimizer.param_groups[0]["lr"], found["progress"]["global_batch"])
 print(found["parts"]["scheduler"]["_schedulers"][1]["milestones"])
 """
-    assert told(tmp_path, text) == ["True 4", "Counter({2: 1, 3: 1})"]
+    assert told(text) == ["True 4", "Counter({2: 1, 3: 1})"]
 
 
-def test_only_numbers_are_made_into_those_of_python(tmp_path: Path) -> None:
+def test_only_numbers_are_made_into_those_of_python(told: Told) -> None:
     text = """
 state, tensor, ones = torch.nn.BatchNorm1d(2).state_dict(), torch.tensor(2.0), numpy.ones(1)
 found = plain({numpy.int64(1): (numpy.float32(0.5), [numpy.bool_(True)]), "0-d": numpy.array(3)})
@@ -82,13 +94,13 @@ print(found, [type(each).__name__ for each in (*found, found[1][0], found[1][1][
 same = plain([tensor, ones, state])
 print(same[0] is tensor, same[1] is ones, same[2]._metadata == state._metadata, list(same[2]) == list(state))
 """
-    assert told(tmp_path, text) == [
+    assert told(text) == [
         "{1: (0.5, [True]), '0-d': 3} ['int', 'str', 'float', 'bool', 'int']",
         "True True True True",
     ]
 
 
-def test_what_the_passes_of_a_step_have_moved_is_put_back_before_it_is_done_again(tmp_path: Path) -> None:
+def test_what_the_passes_of_a_step_have_moved_is_put_back_before_it_is_done_again(told: Told) -> None:
     text = """
 from swarm_elastic._handover import TrainingState
 class Counts(torch.nn.Module):
@@ -113,10 +125,10 @@ for _ in range(2):
     state.undo_step()
     print(model[0].num_batches_tracked.item(), len(model[2].passes), run() == first)
 """
-    assert told(tmp_path, text) == ["1 1 True", "1 1 True"]
+    assert told(text) == ["1 1 True", "1 1 True"]
 
 
-def test_the_first_checkpoint_names_what_nobody_could_read_again_and_is_not_written(tmp_path: Path) -> None:
+def test_the_first_checkpoint_names_what_nobody_could_read_again_and_is_not_written(told: Told) -> None:
     text = """
 for value in (Part(1), numpy.ones(3), lambda: 1, numpy.float64(1)):
     _, training = train({"mine": Part(value)})
@@ -130,10 +142,10 @@ for value in (Part(1), numpy.ones(3), lambda: 1, numpy.float64(1)):
     problem = f"could be read neither from a checkpoint nor by a newcomer; {remedy}"
     kinds = ("__main__.Part", "numpy.ndarray", "builtins.function")
     refused = [line for kind in kinds for line in (f"mine['kept'][1], a {kind}, {problem}", "False")]
-    assert told(tmp_path, text) == [*refused, "True"]
+    assert told(text) == [*refused, "True"]
 
 
-def test_trainings_of_one_process_keep_their_own_global_batch(tmp_path: Path) -> None:
+def test_trainings_of_one_process_keep_their_own_global_batch(told: Told) -> None:
     text = """
 def steps(batch):
     model = torch.nn.Linear(4, 2)
@@ -143,10 +155,10 @@ def steps(batch):
     return training.step_number
 print(steps(6), steps(2))
 """
-    assert told(tmp_path, text) == ["2 6"]
+    assert told(text) == ["2 6"]
 
 
-def test_a_checkpoint_may_be_named_by_its_path_and_a_bad_name_is_refused_on_all_ranks(tmp_path: Path) -> None:
+def test_a_checkpoint_may_be_named_by_its_path_and_a_bad_name_is_refused_on_all_ranks(told: Told) -> None:
     text = """
 import pathlib
 folder = os.environ["SWARM_CHECKPOINT_DIR"]
@@ -164,7 +176,7 @@ os.environ["SWARM_CHECKPOINT_DIR"] = ""
 print(training.checkpoint("/tmp/c"))
 """
     shown = ["''", "'c/d'", "'.c'", r"'c\n'", "'/tmp/c'", "'" + "c" * 59 + "..."]
-    assert told(tmp_path, text) == [
+    assert told(text) == [
         "[True, True]",
         *[f"the name of a checkpoint is {name}" for name in shown],
         "the name of a checkpoint must be text, not NoneType",
@@ -172,7 +184,7 @@ print(training.checkpoint("/tmp/c"))
     ]
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_does_not_end_training(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_does_not_end_training(told: Told) -> None:
     text = """
 import resource
 _, training = train()
@@ -187,13 +199,13 @@ try:
 except swarm_elastic.CheckpointRefused as refused:
     print(refused.error, refused.problem.partition(": ")[2], sorted(os.listdir(folder)) == before)
 """
-    assert told(tmp_path, text) == [
+    assert told(text) == [
         "False /nowhere/a could not be written",
         "unwritten [Errno 27] File too large True",
     ]
 
 
-def test_a_checkpoint_that_is_damaged_or_of_another_training_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_damaged_or_of_another_training_is_refused(told: Told) -> None:
     text = """
 _, training = train()
 training.checkpoint("all")
@@ -220,7 +232,7 @@ torch.save({"format": "swarm_elastic 1", "model": 3}, path)
 other()
 """
     other = "is of another training:"
-    lines = told(tmp_path, text)
+    lines = told(text)
     damaged = "is damaged, or was not written by Elastic.checkpoint: "
     assert lines[:5] == [
         f"{other} weight is torch.float32 (2, 4) in it, and torch.float32 (2, 5) in the script",

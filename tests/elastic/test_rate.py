@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.elastic.testing import TRAIN, Script, needs
+from tests.elastic.job import Template
+from tests.elastic.testing import TRAIN, needs
 
-pytestmark = needs(TRAIN)
+pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic-rate")]
 
 KINDS = {
     "none": "None",
@@ -76,9 +77,9 @@ print(json.dumps([found, sorted(kinds - set(OWN_RATES))]))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list:
+def found(template: Template, tmp_path_factory: pytest.TempPathFactory) -> list:
     text = f"KINDS = {json.dumps(KINDS)!r}\n{SCRIPT}"
-    code, out, err = Script(tmp_path_factory.mktemp("rates"), text, str(TRAIN), OMP_NUM_THREADS="1").finish()
+    code, out, err = template.finish(tmp_path_factory.mktemp("rates"), text)
     assert code == 0, err
     return json.loads(out)
 
@@ -97,7 +98,9 @@ def test_all_schedules_of_torch_are_known(found: list) -> None:
     assert found[1] == []
 
 
-def test_a_schedule_that_nobody_knows_is_told_once_and_success_is_not_claimed(tmp_path: Path) -> None:
+def test_a_schedule_that_nobody_knows_is_told_once_and_success_is_not_claimed(
+    template: Template, tmp_path: Path
+) -> None:
     """On torch's base, with a bound of its own; by the fixed rule there is nothing to tell."""
     text = """
 import torch
@@ -114,7 +117,7 @@ for rule in ("fixed", "linear"):
         _reports._reporter().told_batch = {1: 8, 3: 16}.get(training.step_number, training.global_batch)
         training.step(model(x).mean().backward())
 """
-    _, _, err = Script(tmp_path, text, str(TRAIN), SWARM_TASK_SOCKET="", OMP_NUM_THREADS="1").finish()
+    _, _, err = template.finish(tmp_path, text)
     lines = [line for line in err.splitlines() if "learning rates" in line]
     told = [f"swarm_elastic: global batch {change} after step" for change in ("4 -> 8", "8 -> 16")]
     fixed, linear = "learning rates x 1 (fixed)", "learning rates x 2 (linear), until the next step of Warm"

@@ -8,7 +8,7 @@ import pytest
 from tests.elastic.job import Job, Template, elastic_job, until
 from tests.elastic.testing import TRAIN, needs
 
-pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic")]
+pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic-replicas")]
 
 SCRIPT = """
 import json, os, time

@@ -17,7 +17,7 @@ import pytest
 from tests.elastic.job import Job, Template, elastic_job, until
 from tests.elastic.testing import TRAIN, needs
 
-pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic")]
+pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic-stories")]
 
 SCRIPT = Path(__file__).with_name("story.py").read_text()
 ALONE = {"SWARM_TASK_SOCKET": "", "SWARM_WORKER": "", "PAUSE_S": "0"}

@@ -11,7 +11,7 @@ import pytest
 from tests.elastic.job import Job, Template, elastic_job, until
 from tests.elastic.testing import INTEGRATIONS, needs
 
-pytestmark = [*needs(INTEGRATIONS), pytest.mark.xdist_group("elastic")]
+pytestmark = [*needs(INTEGRATIONS), pytest.mark.xdist_group("elastic-trainers")]
 
 SCRIPT = Path(__file__).with_name("trainers.py").read_text()
 SAMPLES, EPOCHS, STEPS, SAVED = 480, 6, 180, 50
