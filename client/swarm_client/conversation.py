@@ -33,6 +33,8 @@ STREAM_SILENCE_S = 20.0  # agents send a heartbeat every 5 s
 CONTACT_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 MEMBERS_LIMIT = 64
 
+WRONG_DOOR = 421
+"""Of an agent that serves people elsewhere: it has done nothing, and another one may do it."""
 BUSY = (429, 503)
 PASSING = (*BUSY, 502, 504)
 WAITED_FOR = ("shepherd_unreachable",)
@@ -222,6 +224,10 @@ class Conversation:
             return Success(answer, document)
         problem = document if isinstance(document, dict) else {}
         refused = ErrorAnswer(address, answer.status, problem, _retry_after_s(problem, answer.headers))
+        if refused.status == WRONG_DOOR:
+            self._best = self._best or refused
+            self._pass_over(address, "the door of agents")
+            return None
         if not self._may_pass_over(refused):
             return refused
         self._best = refused

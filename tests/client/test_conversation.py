@@ -295,3 +295,15 @@ def test_one_agent_that_is_well_is_always_found(scripts, place, terms):
     rest = [(troubles, last if last != "rejects" else "refuses") for troubles, last in scripts]
     rest.insert(place, ([], "answers"))
     assert isinstance(DrawnSwarm(rest, terms).end(), Success)
+
+
+def wrong_door(address):
+    return answer(address, 421, code="wrong_door", detail="the API is at 10.0.0.1:7434")
+
+
+@pytest.mark.parametrize("terms", [PLAIN, ONCE, ONCE_TO_SHEPHERD, STREAM, SUBMISSION])
+def test_an_agent_that_serves_people_elsewhere_is_passed_over_and_told_of_where_nobody_does(three, terms):
+    assert told(three(terms), wrong_door(A)).address == B
+    assert told(three(terms), wrong_door(A), answer(B, x=1)).document == {"x": 1}
+    last = told(three(terms), wrong_door(A), wrong_door(B), wrong_door(C))
+    assert (last.status, last.code) == (421, "wrong_door")
