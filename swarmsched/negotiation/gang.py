@@ -50,18 +50,19 @@ class ElasticGang(RigidGang):
         What failed first in another group has ended the others, whatever became of these.
         """
         found = Failures()
-        others = {share.place for share in gang.shares if share.group}
-        first = (
-            gang.failures.rank[0] if gang.failures.rank else gang.failures.task.place if gang.failures.task else None
-        )
-        is_of_others = first in others
+        failures = gang.failures
+        first = failures.rank[0] if failures.rank else failures.task.place if failures.task else None
+        group = next((share.group for share in gang.shares if share.place == first), 0)
         for share in record.members:
             task = gang.tasks.get(share.place)
             if task is not None and is_clean(task):
                 return Failures()
             if task is not None:
-                found.see(_blamed(task, gang))
-        return gang.failures if is_of_others else found
+                found.see(_blamed(task, gang, f"worker {task.part}"))
+        if group and first is not None:
+            found = Failures()
+            found.see(_blamed(gang.tasks[first], gang, f"group {record.spec.groups[group - 1].name}"))
+        return found
 
 
 RIGID, ELASTIC = RigidGang(), ElasticGang()
@@ -72,16 +73,16 @@ def may_have_trained(task: TaskStatus | None) -> bool:
     return task is None or task.worker.state is WorkerState.UNKNOWN or task.worker.trains > 0
 
 
-def _blamed(task: TaskStatus, gang: "Gang") -> TaskStatus:
-    """The same of a worker that ended, and as lost where that was done to it: killed, or left alone by the others.
+def _blamed(task: TaskStatus, gang: "Gang", name: str) -> TaskStatus:
+    """The same of a task that ended, called by that name; as lost where that was done to it.
 
-    What the kernel killed for its memory has failed, and so has a worker that refuses a world.  A newcomer that was
-    stopped with the others is nobody's loss.
+    That is so of one that was killed, or left alone by the others.  What the kernel killed for its memory has failed,
+    and so has a worker that refuses a world.  A newcomer that was stopped with the others is nobody's loss.
     """
     is_victim = gang.is_stopping and not may_have_trained(task)
     if task.failure is not TaskFailure.NONE or is_victim or not task.exits:
         return task
-    worker, where = task.worker, f"worker {task.part} on {task.node}"
+    worker, where = task.worker, f"{name} on {task.node}"
     if worker.trains and worker.failed >= worker.trains and worker.state is not WorkerState.REFUSED:
         told = f"{where} lost the others, and went on in no other world"
         return replace(task, failure=TaskFailure.LOST, detail=told, exits=())

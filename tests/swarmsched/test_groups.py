@@ -432,6 +432,16 @@ def test_a_server_of_elastic_workers_that_fails_ends_the_attempt_and_is_blamed()
     assert (gang.record.end_reason, gang.record.detail) == (EndReason.FAILED, "rank server.0 on b exited with 3")
 
 
+def test_a_server_of_elastic_workers_that_is_killed_costs_the_attempt_as_all_workers_would_and_not_the_job():
+    gang = Elastic()
+    gang.run()
+    gang.report(B, TaskStage.EXITED, 30, [RankExit(0, 0, 9), RankExit(1, 0, 9)], part=1)
+    for node, part in ((A, 4), (B, 5), (A, 2)):
+        gang.report(node, TaskStage.EXITED, 31, [RankExit(part - 1, 0, 15)], part=part)
+    assert gang.record.state is JobState.QUEUED
+    assert "group server on b was killed by signal 9" in gang.record.reason
+
+
 def test_elastic_workers_that_come_to_their_end_end_the_job():
     gang = Elastic()
     gang.run()

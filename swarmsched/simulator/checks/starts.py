@@ -103,11 +103,12 @@ class StartChecker(Checker):
 
     def _has_elsewhere(self, record: JobRecord, without: set[NodeId]) -> bool:
         """Machines that are up, as its shepherd sees them too, and could take it."""
-        spec, shepherd = record.spec, self._hosts[record.shepherd].node
-        if shepherd is None:
+        spec, host = record.spec, self._hosts[record.shepherd]
+        if host.node is None:
             return False
-        members = shepherd.members(self._hosts[record.shepherd].now_s)
-        seen = {each.node_id for each in members if each.status is MemberStatus.ALIVE and each.since_s > SEEN_S}
+        judged_s = SEEN_S + max(0.0, host.clock.utc_s - record.ended_utc_s)  # a register may take long to decide it
+        members = host.node.members(host.now_s)
+        seen = {each.node_id for each in members if each.status is MemberStatus.ALIVE and each.since_s > judged_s}
         offered = [
             host.resources
             for node, host in self._hosts.items()

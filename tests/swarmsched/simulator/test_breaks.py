@@ -55,7 +55,7 @@ NOTICED = {
 NOTICED_LAST = {
     "no-epoch-check": 6,
     "unilateral-withdrawal": 8,
-    "wall-clock-leases": 12,
+    "wall-clock-leases": 112,
     "checkpoint-by-rename": 35,
     "no-thaw": 6,
     "no-tombstones": 14,
@@ -65,7 +65,7 @@ NOTICED_LAST = {
     "lost-connection-kept": 9,
     "hanging-member-kept": 35,
     "newcomers-kept": 69,
-    "former-first-commits": 13,
+    "former-first-commits": 129,
 }
 """The seed that showed each when this was written, which is tried first: another story may show it by now."""
 
