@@ -109,6 +109,7 @@ def test_a_worker_that_hangs_is_replaced_once_the_wait_of_the_others_has_timed_o
     _first_of_three_is_replaced(job, "does not come to its step")
 
 
+@rarely
 def test_a_drained_node_is_left_while_the_job_trains(cold_swarm, train_venv):
     job = ElasticJob(cold_swarm, train_venv, ranks=2)
     job.trains_with(2)
@@ -121,6 +122,7 @@ def test_a_drained_node_is_left_while_the_job_trains(cold_swarm, train_venv):
     assert done["rescalings"][0]["reason"] == f"drained: {node}"
 
 
+@rarely
 def test_a_worker_that_holds_the_others_up_is_replaced(cold_swarm, train_venv):
     job = ElasticJob(cold_swarm, train_venv, env={"SLOW_WORKER": "2"}, ranks=3)
     job.trains_with(3)

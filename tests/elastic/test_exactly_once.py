@@ -94,7 +94,10 @@ def go_on(job: Job, *names: str, lost: tuple[str, ...] = ()) -> None:
     until(lambda: all(steps(job, name, version) >= 12 for name in names), job.problems)
 
 
-@pytest.mark.parametrize("kind", ["reproducible", "on_demand", "iterable", "calls"])
+AT_NIGHT = [pytest.param(kind, marks=pytest.mark.acceptance) for kind in ("on_demand", "iterable")]
+
+
+@pytest.mark.parametrize("kind", ["reproducible", "calls", *AT_NIGHT])  # all kinds, in one process: test_data.py
 def test_each_sample_is_counted_once_in_each_epoch(kind: str, tmp_path: Path, template: Template) -> None:
     with elastic_job(tmp_path, template, SCRIPT, KIND=kind) as job:
         job.start("a", "b", "c", "d", "e")

@@ -195,7 +195,7 @@ def order_of(place: list[Any]) -> float:
     return number if what == "step" else (number + 1) * STEPS - 0.5 - (what == "tail") * 0.1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.acceptance) for seed in (1, 2))])
 def test_a_drawn_script_is_through_drawn_changes_as_one_undisturbed_process(seed: int, make_job: Callable) -> None:
     played(make_job, *drawn(seed))
 
@@ -206,8 +206,15 @@ def test_more_of_them(seed: int, make_job: Callable) -> None:
     played(make_job, *drawn(seed))
 
 
-@pytest.mark.parametrize("form", ["epochs", "range"])
-@pytest.mark.parametrize("place", [["did", 7], ["tail", 1], ["end", 1]], ids=str)
+PLACES, FORMS = (["did", 7], ["tail", 1], ["end", 1]), ("epochs", "range")
+OF_BOTH = [
+    pytest.param(place, form, marks=[] if at % 2 == number else pytest.mark.acceptance, id=f"{place}-{form}")
+    for at, place in enumerate(PLACES)
+    for number, form in enumerate(FORMS)
+]
+
+
+@pytest.mark.parametrize(("place", "form"), OF_BOTH)
 def test_a_job_goes_on_from_a_checkpoint_as_if_nothing_had_been(
     place: list[Any], form: str, make_job: Callable
 ) -> None:
