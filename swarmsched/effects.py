@@ -133,13 +133,8 @@ class Announce(Value):
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-Effect = (
-    SendDatagram
-    | SendPeer
-    | Persist
-    | ComputePlan
-    | ReplyToClient
-    | BindRendezvous
+TaskEffect = (
+    BindRendezvous
     | ReleaseRendezvous
     | StageTask
     | StartTask
@@ -149,5 +144,7 @@ Effect = (
     | StopTask
     | ExtendAttempt
     | ForgetTask
-    | Announce
 )
+"""What whoever runs tasks is asked for."""
+
+Effect = SendDatagram | SendPeer | Persist | ComputePlan | ReplyToClient | TaskEffect | Announce

@@ -20,7 +20,7 @@ from swarm_agent.staging.held_files import HeldFiles
 from swarm_agent.storage.store import Store
 from swarm_agent.supervision.kept_work import KeptFolder
 from swarm_agent.supervision.logs import LogStore
-from swarm_agent.supervision.runner import TaskEffect, TaskRunner
+from swarm_agent.supervision.runner import TaskRunner
 from swarm_agent.task.shim import now
 from swarm_agent.telemetry.source import Telemetry
 from swarm_agent.transport.arrivals import Arrivals
@@ -29,7 +29,7 @@ from swarm_agent.transport.rpc import PeerRpc
 from swarm_agent.transport.udp import UdpTransport
 from swarmsched.api import JobSpec
 from swarmsched.commands import Command, Refused, Reply
-from swarmsched.effects import Announce, ComputePlan, Effect, ReplyToClient, SendDatagram, SendPeer
+from swarmsched.effects import Announce, ComputePlan, Effect, ReplyToClient, SendDatagram, SendPeer, TaskEffect
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import ClientCommandReceived, DiskChanged, PeerMessageReceived
 from swarmsched.gossip.member import MemberStatus

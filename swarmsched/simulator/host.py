@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import Command, CommitCheckpoint
-from swarmsched.effects import Announce, ComputePlan, Effect, Persist, ReplyToClient, SendDatagram, SendPeer
+from swarmsched.effects import Announce, ComputePlan, Effect, Persist, ReplyToClient, SendDatagram, SendPeer, TaskEffect
 from swarmsched.errors import ConfigError, RemoteProtocolError
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
 from swarmsched.events import (
@@ -47,7 +47,6 @@ from swarmsched.simulator.disk import Disk
 from swarmsched.simulator.loop import EventLoop
 from swarmsched.simulator.observer import InvariantViolated, Observer, hooks
 from swarmsched.simulator.tasks import (
-    TASK_EFFECTS,
     Behaviour,
     ElasticAttempts,
     RunningTask,
@@ -435,7 +434,7 @@ class Host:
             case Announce():
                 self.history.append((self.loop.now_s, effect))
             case _:
-                assert isinstance(effect, TASK_EFFECTS), f"{effect} was not performed"
+                assert isinstance(effect, TaskEffect), f"{effect} was not performed"
                 self.tasks.perform(effect)
 
     def _compute_plan(self, effect: ComputePlan) -> None:

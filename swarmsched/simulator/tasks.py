@@ -24,12 +24,14 @@ from swarmsched.effects import (
     StageTask,
     StartTask,
     StopTask,
+    TaskEffect,
 )
 from swarmsched.events import (
     FoundTask,
     RankExited,
     RendezvousBound,
     TaskExited,
+    TaskFact,
     TaskFreezeChanged,
     TaskPhaseChanged,
     TaskStaged,
@@ -42,31 +44,6 @@ from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.loop import EventLoop, Timer
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
 from swarmsched.world import Worker, WorkerState, WorldPlan
-
-TaskEffect = (
-    BindRendezvous
-    | ReleaseRendezvous
-    | StageTask
-    | StartTask
-    | SignalTask
-    | SetBatch
-    | PublishWorld
-    | StopTask
-    | ExtendAttempt
-    | ForgetTask
-)
-TASK_EFFECTS = TaskEffect.__args__
-TaskFact = (
-    RendezvousBound
-    | TaskPhaseChanged
-    | TaskStaged
-    | TaskStageFailed
-    | TaskStarted
-    | TaskFreezeChanged
-    | WorkerTold
-    | RankExited
-    | TaskExited
-)
 
 BIND_S = 0.000_5
 STAGE_S = 0.050
@@ -239,7 +216,7 @@ class TaskModel:
         self,
         loop: EventLoop,
         host: str,
-        tell: Callable[[TaskFact], None],
+        tell: Callable[[RendezvousBound | TaskFact], None],
         behaviour: Behaviour,
         clock: HostClock | None = None,
         commit: Callable[[RunningTask, Checkpoint], None] = lambda task, checkpoint: None,

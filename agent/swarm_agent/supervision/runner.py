@@ -64,6 +64,7 @@ from swarmsched.effects import (
     StageTask,
     StartTask,
     StopTask,
+    TaskEffect,
 )
 from swarmsched.errors import ConfigError, StorageError
 from swarmsched.events import (
@@ -88,19 +89,6 @@ from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskSta
 from swarmsched.world import WorldPlan
 
 log = logging.getLogger(__name__)
-
-TaskEffect = (
-    BindRendezvous
-    | ReleaseRendezvous
-    | StageTask
-    | StartTask
-    | SignalTask
-    | SetBatch
-    | PublishWorld
-    | StopTask
-    | ExtendAttempt
-    | ForgetTask
-)
 
 NOTICE_BYTES = 2**16
 LEFTOVER_INTERVAL_S = 0.05
