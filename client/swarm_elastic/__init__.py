@@ -27,6 +27,7 @@ from swarm_elastic._reports import global_batch, report
 if TYPE_CHECKING:
     from swarm_elastic._ddp import DistributedDataParallel
     from swarm_elastic._elastic import Elastic
+    from swarm_elastic._outer import Outer
     from swarm_elastic._seat import Left
     from swarm_elastic._switch import SwitchRefused
 
@@ -36,6 +37,7 @@ __all__ = [
     "DistributedDataParallel",
     "Elastic",
     "Left",
+    "Outer",
     "SwitchRefused",
     "checkpoint",
     "dropped",
@@ -53,6 +55,7 @@ LAZY = {  # they import torch
     "DistributedDataParallel": "_ddp",
     "Elastic": "_elastic",
     "Left": "_seat",
+    "Outer": "_outer",
     "SwitchRefused": "_switch",
 }
 

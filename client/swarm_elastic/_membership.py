@@ -132,13 +132,13 @@ def _from_environment(device: torch.device, number: int) -> Group:
         raise ValueError(f"WORLD_SIZE is {size!r}; set it to the number of ranks, as torchrun does, or not at all")
     if int(size) == 1:
         return Alone()
-    store, rank, world = _meeting()
+    store, rank, world = meeting()
     return build(PrefixStore(f"swarm_elastic/{number}", store), rank, world, device, _own_host(), BUILD_S)
 
 
 @cache
-def _meeting() -> tuple[Store, int, int]:
-    """Where all ranks meet, once in a process: the store of the first one has its port."""
+def meeting() -> tuple[Store, int, int]:
+    """The store where all ranks meet, with rank and number, once in a process: the first one has the port of it."""
     from torch.distributed import rendezvous
 
     with _shown():

@@ -39,23 +39,27 @@ class Shown:
         self.version = Version()
         self._learner = learner
         self.weights = weights
-        self._is_quantised = is_quantised
+        self.is_quantised = is_quantised
         self._sent = torch.empty(0)  # the last contribution
         self._base = FRESH  # to which version it was made
         self._is_merged = True  # it is in `weights`
         self.is_waiting = False  # a contribution is under way
 
     def contribution(self, now: torch.Tensor) -> Packed:
-        """The learner's own weights have come so far."""
+        """Make one: the learner's own weights have come so far."""
+        self.take(now)
+        return self.packed()
+
+    def take(self, now: torch.Tensor) -> None:
+        """The learner's own weights have come so far; what is to be sent of it is `packed`, then or later."""
         if len(self._sent) != len(now):
             self._sent = torch.empty_like(self.weights)
         torch.sub(self.weights, now, out=self._sent)
         self._base, self._is_merged, self.is_waiting = self.version.number, False, True
-        return self.packed()
 
     def packed(self) -> Packed:
-        """The last contribution once more, bit for bit."""
-        return quantised(self._sent) if self._is_quantised else Packed(self._sent, None)
+        """The last contribution, as it is sent."""
+        return quantised(self._sent) if self.is_quantised else Packed(self._sent, None)
 
     def move(self, base: Version, version: Version, change: Packed, counted: Mapping[str, int]) -> torch.Tensor | None:
         """The next version; None where it does not follow on this one, and the weights are to be asked for."""

@@ -112,6 +112,7 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
         tasks=SimpleNamespace(
             reports=SimpleNamespace(counters=Counter()),
             warm=["one that is ready"],
+            aggregation=SimpleNamespace(shard_count=3, starts=2),
             held_bytes={"work": 20, "environment": 40, "checkpoint": 50},
         ),
         arrivals=Arrivals(),
@@ -142,6 +143,8 @@ def test_what_the_stores_take_is_told_once_they_know_it():
     source = agent()
     assert samples(page(source), "swarm_blob_store_bytes") == {(): 700}
     assert samples(page(source), "swarm_warm_workers") == {(): 1}
+    assert samples(page(source), "swarm_aggregation_shards") == {(): 3}
+    assert samples(page(source), "swarm_aggregation_starts_total") == {(): 2}
     assert samples(page(source), "swarm_log_writers_waiting") == {(): 2}
     assert samples(page(source), "swarm_log_store_bytes") == {(): 30}
     assert samples(page(source), "swarm_held_files_bytes") == {(): 600}

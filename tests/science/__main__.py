@@ -55,7 +55,7 @@ TOLD: tuple[str, ...] = ("jobs", "finished", "avg_jct_s", "median_jct_s", "p99_j
 TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "refused_holds")
 TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "p99_slowdown", "rho_p50", "rho_p99", "rho_worst")
 TOLD += ("rescales_per_job", "rescales_most", "reversed_decisions", "deadlines", "deadlines_met", "cpu_s")
-PICTURE, PRICE, BATCH, PUBLISHED = "picture", "price", "elastic-batch", "published"
+PICTURE, PRICE, BATCH, PUBLISHED, OUTER = "picture", "price", "elastic-batch", "published", "outer"
 BY_USERS = ("users", "recorded", "deadlines", "classes")
 GENERATED = "generated"
 
@@ -78,6 +78,7 @@ class Science:
     page: Path = ROOT / "docs/research/results.md"
     tables: tuple[str, ...] = ()  # that are wanted; none: all
     is_drawn: bool = False  # the workloads are ours, not recorded ones
+    trainer: Path = ROOT / ".venv-train/bin/python"
 
     def wants(self, table: str) -> bool:
         """Whether it is to be made."""
@@ -99,7 +100,7 @@ class Science:
             results = results / GENERATED  # apart from those of recorded ones
             traces = results / "traces"
         tables = tuple(filter(None, environment.get("SCIENCE_TABLES", "").split(",")))
-        known = {BATCH, *(line.table for line in read_lines(cls.lines))}
+        known = {BATCH, OUTER, *(line.table for line in read_lines(cls.lines))}
         if unknown := sorted({*tables} - known):
             raise UsageProblem(f"SCIENCE_TABLES={unknown[0]} is no table; write some of {', '.join(sorted(known))}")
         is_quick = environment.get("QUICK", "") not in ("", "0")
@@ -191,6 +192,8 @@ def _write(plan: Science, lines: Sequence[Line], done: Results) -> None:
     page = put(page, "origin", origin)
     if plan.wants(BATCH):
         page = put(page, BATCH, elastic_batch(plan.gaps_s[:1] if plan.is_quick else plan.gaps_s))
+    if plan.wants(OUTER):
+        page = put(page, OUTER, f"{_outer(plan)}\n\nCommit {plan.commit}.")
     target = plan.results / plan.page.name if plan.is_quick or plan.is_drawn else plan.page
     target.write_text(page, encoding="utf-8")
     drawn = [cell for line in lines if line.table == PICTURE for cell in line.cells(is_quick=True)]
@@ -200,6 +203,19 @@ def _write(plan: Science, lines: Sequence[Line], done: Results) -> None:
         runs = [(policy_id(cell.settings().policy), cell.observed(plan.traces)) for cell in drawn]
         draw(target.with_suffix(".png"), runs, f"{title} (commit {plan.commit})")
     print(f"written: {target}")
+
+
+def _outer(plan: Science) -> str:
+    """Trainings of real models, by the interpreter that has torch; runs of the same code are not done again."""
+    call = [str(plan.trainer), "-m", "tests.science.outer", str(plan.results / "outer.csv")]
+    variables = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "client")))}
+    try:
+        done = subprocess.run(
+            call + ["quick"] * plan.is_quick, cwd=ROOT, env=variables, stdout=subprocess.PIPE, check=True
+        )
+    except FileNotFoundError:
+        raise UsageProblem(f"{plan.trainer} has no torch; run make setup, or name other SCIENCE_TABLES") from None
+    return done.stdout.decode().rstrip()
 
 
 def _machine() -> str:

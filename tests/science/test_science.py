@@ -20,6 +20,7 @@ LINES = (
 )
 PAGE = "before\n<!-- science: origin -->\n<!-- end of origin -->\n"
 PAGE += "<!-- science: elastic-batch -->\n<!-- end of elastic-batch -->\n"
+PAGE += "<!-- science: outer -->\n<!-- end of outer -->\n"
 PAGE += "<!-- science: rigid -->\nold\n<!-- end of rigid -->\nafter\n"
 
 
@@ -52,7 +53,11 @@ def plan(tmp_path: Path) -> Science:
     (tmp_path / "page.md").write_text(PAGE)
     environment = {"SCIENCE_TRACES": str(traces), "SCIENCE_RESULTS": str(tmp_path / "results"), "SCIENCE_JOBS": "1"}
     given = Science.from_environment(environment, "abc")
-    return replace(given, lines=tmp_path / "lines.csv", gaps_s=(9_000.0,), page=tmp_path / "page.md")
+    trainer = tmp_path / "trainer"
+    trainer.write_text('#!/bin/sh\necho "| trained by $2 into ${3##*/} $4 |"\n')
+    trainer.chmod(0o755)
+    page = tmp_path / "page.md"
+    return replace(given, lines=tmp_path / "lines.csv", gaps_s=(9_000.0,), page=page, trainer=trainer)
 
 
 def record(plan: Science) -> list[list[str]]:
@@ -190,10 +195,17 @@ def test_a_variable_that_cannot_be_used_is_named(environment, told):
 def test_the_page_has_the_markers_of_all_tables_and_a_missing_one_is_named():
     page = (ROOT / "docs/research/results.md").read_text()
     tables = {line.table for line in read_lines(ROOT / "tests" / "science" / "cells.csv")} - {"picture"}
-    for name in tables | {"origin", "elastic-batch", "by workload"}:
+    for name in tables | {"origin", "elastic-batch", "by workload", "outer"}:
         assert "new text" in put(page, name, "new text")
     with pytest.raises(ValueError, match="science: other"):
         put(page, "other", "")
+
+
+def test_real_trainings_are_run_where_torch_is_and_a_missing_one_is_named(plan):
+    science(replace(plan, tables=("outer",)))
+    assert "| trained by tests.science.outer into outer.csv  |\n\nCommit abc." in plan.page.read_text()
+    with pytest.raises(UsageProblem, match="has no torch; run make setup"):
+        science(replace(plan, tables=("outer",), trainer=plan.results / "none"))
 
 
 def test_only_the_tables_that_are_wanted_are_made_and_others_stay(plan):
@@ -209,7 +221,8 @@ def test_who_has_no_recorded_workloads_gets_the_same_rows_of_drawn_ones_and_is_t
     environment = {"SCIENCE_TRACES": "generated", "SCIENCE_RESULTS": str(tmp_path / "results"), "SCIENCE_JOBS": "1"}
     drawn = Science.from_environment(environment, "abc")
     (tmp_path / "few.csv").write_text(LINES.partition("\n")[0] + "\n" + DRAWN_LINES)
-    science(replace(drawn, lines=tmp_path / "few.csv", page=plan.page, gaps_s=(9_000.0,)))
+    given = {"page": plan.page, "gaps_s": (9_000.0,), "trainer": plan.trainer}
+    science(replace(drawn, lines=tmp_path / "few.csv", **given))
     assert plan.page.read_text() == PAGE, "the page tells of recorded workloads alone"
     told = (tmp_path / "results" / "generated" / "page.md").read_text()
     assert "Workloads drawn by `swarm simulate generate`" in told.partition("<!-- science: rigid -->")[2]
@@ -243,5 +256,7 @@ def test_all_rows_can_be_run_on_drawn_workloads(tmp_path):
 
 def test_an_unknown_table_is_refused_with_those_that_there_are(plan):
     environment = {"SCIENCE_TRACES": str(plan.traces), "SCIENCE_TABLES": "rigid,prise"}
-    with pytest.raises(UsageProblem, match=r"SCIENCE_TABLES=prise is no table; write some of classes, .*price"):
+    with pytest.raises(
+        UsageProblem, match=r"SCIENCE_TABLES=prise is no table; write some of classes, .*outer, .*price"
+    ):
         Science.from_environment(environment, "abc")

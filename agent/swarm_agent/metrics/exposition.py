@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
 from swarm_agent.agent import Agent
@@ -167,6 +167,10 @@ def _store_families(agent: Agent) -> Iterator[Metric]:
     yield GaugeMetricFamily("swarm_log_writers_waiting", text, value=agent.logs.waiting_writers)
     text = "Processes that have torch imported and wait to be workers of elastic jobs."
     yield GaugeMetricFamily("swarm_warm_workers", text, value=len(agent.tasks.warm))
+    text = "Ranges of outer weights that the aggregator of this node holds."
+    yield GaugeMetricFamily("swarm_aggregation_shards", text, value=agent.tasks.aggregation.shard_count)
+    text = "Starts of the aggregator of this node: more than one while ranges were held mean that it has died."
+    yield CounterMetricFamily("swarm_aggregation_starts", text, value=agent.tasks.aggregation.starts)
 
 
 def _held_blob_bytes(blobs: BlobStore) -> int | None:

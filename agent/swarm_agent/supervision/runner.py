@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from swarm_agent.aggregation.service import Aggregation
 from swarm_agent.checkpoints.folders import CheckpointFolders
 from swarm_agent.checkpoints.service import CheckpointPeers, CheckpointService
 from swarm_agent.config import AgentConfig
@@ -226,6 +227,8 @@ class TaskRunner:
         self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key.of_attempt, *told)))
         self._sockets.on_request("report", self.reports.handle)
         self._sockets.on_request("member", self.memberships.handle)
+        self.aggregation = Aggregation(fabric_address, lambda key: self._order_of(key) is not None)
+        self._sockets.on_request("outer", self.aggregation.handle)
         self._tools: Tools | None = None
         self.limits = TaskLimits(config.task_processes_max, "limit_tasks is false")
         self._stager = Stager(
@@ -295,6 +298,7 @@ class TaskRunner:
         self._server.stop()
         self._sockets.stop()
         await self._checkpoints.stop()
+        await self.aggregation.stop()
         self._rendezvous.close()
         if self._notify >= 0:
             loop.remove_reader(self._notify)
@@ -735,6 +739,7 @@ class TaskRunner:
         task.link.remove()
         self.reports.forget(key)
         self.memberships.forget(key)
+        self.aggregation.forget(key)
         del self._tasks[key]
 
     def _let_go(self, task: _Task) -> None:

@@ -1,0 +1,266 @@
+"""Training apart, with a step together now and then: each rank trains by itself, and its changes are merged in rounds.
+
+    with swarm_elastic.Outer(model, optimizer, every=64):
+        for x, y in loader: ...
+
+The ranks of an attempt are its learners.  Each has its node's agent host a share of the outer weights, and the ranks
+tell one another where, in the store at which they meet.  Outside of a swarm, with one rank, and under an agent that
+knows no aggregation, this is plain training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections import deque
+from statistics import median
+from typing import Any
+
+import torch
+
+from swarm_elastic._arguments import check_objects, number, one_of, whole
+from swarm_elastic._commits import warn
+from swarm_elastic._hosting import Hosting
+from swarm_elastic._shard_link import LearnerSeat, ShardLink, ShardPlace
+from swarm_elastic._shown import BLOCK, PIECE, Shown
+
+FIRST_S = 120.0  # until there are outer weights: others may still load their data
+PATIENCE_S = 30.0  # for a round, until it is known how long rounds take
+PATIENCE_STEPS = 1.5
+PATIENCE_RATIO = 3.0  # of the usual wait
+WAITS_REMEMBERED, WAITS_LEAST = 15, 3
+END_S = 600.0  # for the others to come to the end
+LAST_S, LAST_TURN_S = 60.0, 0.25
+WIRES = ("int8", "float32")
+
+
+class Outer:
+    """A training whose ranks take their steps alone, and merge what they have changed each `every` steps.
+
+    The loop stays as it is: merging follows `optimizer.step()`.  `overlap` is by how many steps later a round is
+    merged: 0 waits for it.  Give each rank samples of its own, by `learner` and `learners`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 64,
+        overlap: int = 0,
+        rate: float = 1.0,
+        momentum: float = 0.0,
+        quorum: int = 0,
+        batch: int = 1,
+        wire: str = "int8",
+    ) -> None:
+        """Check, and connect on entry.
+
+        `rate` and `momentum` are those of the outer step; 1 and 0 are the mean of the learners.  `quorum` is how many
+        learners make a round, 0: more than half of them.  `batch` is how many samples a step of this rank has: ranks
+        count in a round by their samples.  `wire` is int8 or float32.
+        """
+        check_objects(model, optimizer, None, None, None, are_stepped=False)
+        self.every = whole("every", every, 1)
+        self.overlap = whole("overlap", overlap, 0, self.every)
+        self.batch = whole("batch", batch, 1)
+        self.step_number = 0
+        self.learner, self.learners = _rank_and_size()
+        self.is_merging = False
+        self._optimizer = optimizer
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._is_quantised = one_of("wire", wire, WIRES) != "float32"
+        self._rule = {"rate": number("rate", rate), "momentum": number("momentum", momentum)}
+        self._quorum = whole("quorum", quorum, 0)
+        self._links: list[tuple[int, int, ShardLink]] = []
+        self._hosting: Hosting | None = None
+        self._hook: Any = None
+        self._due = -1  # the step in which a round is to be merged
+        self._since = 0  # steps since the last contribution
+        self._stepped_s = 0.0
+        self._step_times: deque[float] = deque(maxlen=WAITS_REMEMBERED)
+        self._waits: deque[float] = deque(maxlen=WAITS_REMEMBERED)
+        self._told: set[str] = set()
+
+    def __enter__(self) -> Outer:  # noqa: PYI034  # Python 3.9 has no Self
+        """Begin, with the same weights on all ranks."""
+        if self.learners > 1 and os.environ.get("SWARM_TASK_SOCKET"):
+            self._join()
+        self._hook = self._optimizer.register_step_post_hook(self._after_step)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """End, with the same weights on all ranks where all have come to the end."""
+        self._hook.remove()
+        if self.is_merging and kind is None:
+            self._finish()
+        for _, _, link in self._links:
+            link.close()
+        if self._hosting is not None:
+            self._hosting.close(is_done=kind is None)
+        self._links, self._hosting, self.is_merging = [], None, False
+
+    def _finish(self) -> None:
+        """The last round, with all that come to the end; what it leaves are the outer weights, alike on all ranks."""
+        assert self._hosting is not None
+        needed = min(self._quorum or self.learners // 2 + 1, self.learners)
+        if not self._hosting.meet_at_end(END_S):
+            self._complain(
+                f"some ranks did not come to the end within {END_S:g} s; the weights are those of the others"
+            )
+        self._contribute()
+        deadline_s = time.monotonic() + LAST_S
+        while time.monotonic() < deadline_s and self.learners - self._hosting.have_left() >= needed:
+            self._wait(LAST_TURN_S)
+            if all(link.is_settled for _, _, link in self._links):
+                break
+        self._merge()
+        for start, stop, link in self._links:
+            self._add(start, stop, link.shown_weights() - self._now()[start:stop])
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How merging stands: by shard its version, rounds and bytes."""
+        shards = [
+            {
+                "start": start,
+                "stop": stop,
+                "version": link.version.number,
+                "rounds": link.rounds,
+                "bytes_sent": link.bytes_sent,
+                "bytes_heard": link.bytes_heard,
+            }
+            for start, stop, link in self._links
+        ]
+        waited_s = sum(self._waits)
+        return {"learner": self.learner, "learners": self.learners, "waited_s": waited_s, "shards": shards}
+
+    # Joining.
+
+    def _join(self) -> None:
+        size = sum(each.numel() for each in self._parameters)
+        shapes = [tuple(each.shape) for each in self._parameters]
+        rule = {**self._rule, "is_quantised": self._is_quantised}
+        layout = hashlib.sha256(json.dumps([shapes, rule], sort_keys=True).encode()).hexdigest()
+        parts = _ranges(size, self.learners)
+        self._hosting = Hosting(self.learner, self.learners, parts, layout, rule, self._quorum, secrets.token_hex(16))
+        if not self._hosting.begin():
+            self._hosting = None
+            self._complain("an agent of this job hosts no aggregation: ranks train alone, and nothing is merged")
+            return
+        job, attempt = os.environ.get("SWARM_JOB_ID", ""), int(os.environ.get("SWARM_ATTEMPT", "1"))
+        plan = (attempt, 1)
+        membership = LearnerSeat(job, attempt, plan, str(self.learner), layout, self._hosting.key)
+        now = self._now()
+        for index, (start, stop) in enumerate(parts):
+            shown = Shown(membership.learner, now[start:stop].clone(), is_quantised=self._is_quantised)
+            self._links.append((start, stop, ShardLink(membership, start, shown, self._finder(index), self._complain)))
+        self.is_merging = True
+        deadline_s = time.monotonic() + FIRST_S
+        for _, _, link in self._links:
+            if not link.wait(deadline_s - time.monotonic(), link.is_shown):
+                self._complain(
+                    f"no outer weights came within {FIRST_S:g} s; training begins without, and they are waited for"
+                )
+                break
+        self._merge()
+        self._stepped_s = time.monotonic()
+
+    def _finder(self, index: int) -> Any:
+        hosting = self._hosting
+        assert hosting is not None
+
+        def find() -> ShardPlace | None:
+            return hosting.place(index)
+
+        return find
+
+    # Steps.
+
+    def _after_step(self, *_: Any) -> None:
+        """The optimizer has stepped."""
+        now_s = time.monotonic()
+        self._step_times.append(now_s - self._stepped_s)
+        self.step_number += 1
+        self._since += 1
+        if self.is_merging:
+            if self.step_number % self.every == 0:
+                self._contribute()
+                self._due = self.step_number + self.overlap
+            if self.step_number == self._due:
+                self._wait(self._patience_s())
+            self._merge()
+        self._stepped_s = time.monotonic()
+
+    def _contribute(self) -> None:
+        self._merge()
+        now = self._now()
+        taken = [
+            link.contribute(now[start:stop], self._since, self._since * self.batch) for start, stop, link in self._links
+        ]
+        if any(taken):
+            self._since = 0
+
+    def _wait(self, limit_s: float) -> None:
+        """Until all shards have answered, or those that have not are not worth another moment."""
+        began_s = time.monotonic()
+        for _, _, link in self._links:
+            link.wait(began_s + limit_s - time.monotonic(), link.is_answered)
+        self._waits.append(time.monotonic() - began_s)
+
+    def _patience_s(self) -> float:
+        """However long others take, a round costs no more than this; what comes later is merged then."""
+        step_s = median(self._step_times)
+        if len(self._waits) < WAITS_LEAST:
+            return min(PATIENCE_S, self.every * step_s)
+        return max(PATIENCE_STEPS * step_s, PATIENCE_RATIO * median(self._waits))
+
+    def _merge(self) -> None:
+        """Add what has come to the weights, in place."""
+        for start, stop, link in self._links:
+            moved = link.take_moved()
+            if moved is not None:
+                self._add(start, stop, moved)
+
+    def _now(self) -> torch.Tensor:
+        """This rank's weights, one after another, in float32 on the host."""
+        with torch.no_grad():
+            return torch.cat([each.detach().to("cpu", torch.float32).flatten() for each in self._parameters])
+
+    def _add(self, start: int, stop: int, moved: torch.Tensor) -> None:
+        at = 0
+        with torch.no_grad():
+            for each in self._parameters:
+                begin, end = max(start, at), min(stop, at + each.numel())
+                if begin < end:
+                    part = moved[begin - start : end - start].to(each.device, each.dtype)
+                    if each.is_contiguous():
+                        each.view(-1)[begin - at : end - at] += part
+                    else:
+                        flat = each.flatten()
+                        flat[begin - at : end - at] += part
+                        each.copy_(flat.view_as(each))
+                at += each.numel()
+
+    def _complain(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            warn(text)
+
+
+def _rank_and_size() -> tuple[int, int]:
+    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not rank.isdecimal() or not size.isdecimal() or int(rank) >= int(size):
+        raise ValueError(f"RANK is {rank!r} and WORLD_SIZE {size!r}; leave both as the swarm sets them")
+    return int(rank), int(size)
+
+
+def _ranges(size: int, learners: int) -> list[tuple[int, int]]:
+    """A share for each rank's node, in whole blocks; of what is small there are fewer, which begin with the first."""
+    count = max(1, min(learners, size // PIECE))
+    blocks = -(-size // BLOCK)
+    cuts = [min(size, blocks * each // count * BLOCK) for each in range(count + 1)]
+    return list(zip(cuts[:-1], cuts[1:]))  # noqa: B905, RUF007  # Python 3.9
