@@ -420,7 +420,7 @@ BREAKS: Mapping[str, Break] = {
         patches={(regrouping, "_may_try_again"): lambda original: lambda job, formation: False},
     ),
     "killed-gang-fails": Break(
-        "what is done to a gang is its own failure", patches={(gang, "_blamed"): lambda original: lambda task, _: task}
+        "what is done to a gang is its own failure", patches={(gang, "_blamed"): lambda original: lambda task, *_: task}
     ),
     "neighbours-killed": Break(
         "the death of a shim ends all of its attempt on that machine",
