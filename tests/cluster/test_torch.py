@@ -56,6 +56,34 @@ def test_torchrun_on_each_node_trains_the_same_script(swarm, shell, project, tra
     assert nodes_of(swarm, "elastic") == {"n2", "n3"}
 
 
+APART = """
+import torch, swarm_elastic
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with swarm_elastic.Outer(model, optimizer, every=4) as outer:
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    rounds = outer.status["shards"][0]["rounds"]
+print(f"learner {outer.learner} of {outer.learners}: merged {rounds > 0}, weight {model.weight[0, 0].item():.6f}")
+"""
+
+
+def test_ranks_on_two_nodes_train_apart_and_end_with_the_same_weights(swarm, shell, train_venv, one_gpu_each):
+    (shell.folder / "train.py").write_text(APART)
+    (shell.folder / "swarm.toml").write_text("")
+    shape = ("--ranks", "2", "--gpus-per-rank", "1", "--exclude", "n1")
+    code, out, err = shell(
+        swarm, "run", "-n", "apart", *shape, "--venv", train_venv, "--", "python", "train.py", timeout_s=300
+    )
+    assert code == 0, err
+    assert nodes_of(swarm, "apart") == {"n2", "n3"}
+    told = re.findall(r"learner (\d) of 2: merged True, weight (\S+)", out)
+    assert {learner for learner, _ in told} == {"0", "1"}, out
+    assert len({weight for _, weight in told}) == 1
+
+
 def test_missing_module_is_hinted_at_with_the_options_that_bring_it(swarm, shell):
     (shell.folder / "train.py").write_text("import no_such_framework\n")
     code, out, err = shell(swarm, "run", "--", "python3", "train.py")

@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from swarm_agent.footprint import give_back_memory
 from swarmsched.aggregation import frame
 from swarmsched.aggregation.blocks import BLOCK, Blocks, block_count, empty
 from swarmsched.aggregation.frame import FrameKind
@@ -499,6 +500,7 @@ def serve(host: str, orders: IO[str], answers: IO[str]) -> None:
     aggregator = Aggregator(context)
     listening = socket.create_server((host, 0), backlog=128, family=family_of(host))
     told = {"port": listening.getsockname()[1], "fingerprint": fingerprint}
+    give_back_memory()
     answers.write(json.dumps(told) + "\n")
     answers.flush()
     threading.Thread(target=aggregator.keep_time, daemon=True).start()
