@@ -89,6 +89,8 @@ async def running_agent(config: AgentConfig, faults: Faults | None = None) -> As
         )
         stack.callback(store.close)
         doors = await _bind_doors(config)
+        if config.people_socket is not None:
+            stack.callback(config.people_socket.unlink, missing_ok=True)
         for each in doors:
             stack.callback(each.listener.close)
         agent = await _build(config, secrets, store, faults or Faults())

@@ -126,6 +126,13 @@ async def test_a_unix_socket_is_a_door_of_people(start: Any, tmp_path: Path) -> 
         await start("b", people_socket=path)
 
 
+async def test_a_unix_socket_is_gone_with_its_agent(tmp_path: Path) -> None:
+    path = tmp_path / "api.sock"
+    async with running_agent(agent_config(tmp_path, people_socket=path)):
+        assert path.is_socket()
+    assert not path.exists()
+
+
 async def test_a_door_that_is_taken_is_refused_by_its_setting(start: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
