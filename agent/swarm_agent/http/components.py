@@ -93,7 +93,7 @@ def log_record(job: Schema) -> Schema:
         return record({"type": {"const": name}, **members, "cursor": TEXT})
 
     stream = choice("stdout", "stderr", "system")
-    output = {"rank": COUNT, "node": TEXT, "stream": stream, "time": maybe(TIME)}
+    output = {"rank": COUNT, "group": maybe(TEXT), "node": TEXT, "stream": stream, "time": maybe(TIME)}
     state = {key: job[key] for key in ("state", "phase", "reason", "attempt")}
     ending = {key: job[key] for key in ("state", "exit_code", "signal", "end_reason", "shell_exit_code")}
     return {
