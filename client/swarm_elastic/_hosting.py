@@ -70,29 +70,26 @@ class Hosting:
         told = json.loads(_text(self._store, f"{BOARD}/place/{index}"))
         return ShardPlace(told["address"], told["fingerprint"])
 
-    def meet_at_end(self, timeout_s: float) -> bool:
-        """Wait until all ranks have come to the end; False where some have not in time."""
-        return self._meet("end", timeout_s)
-
-    def have_left(self) -> int:
-        """How many ranks have closed this already."""
+    def meet(self, where: str, timeout_s: float, told: str = "") -> list[str]:
+        """Tell the other ranks something, and hear what all have told; fewer where some have not come there in time."""
         assert self._store is not None
-        return sum(self._store.check([f"{BOARD}/left/{rank}"]) for rank in range(self._size))
+        self._store.set(f"{BOARD}/{where}/{self._rank}", told or "-")
+        end_s = time.monotonic() + timeout_s
+        while (count := self.count(where)) < self._size and time.monotonic() < end_s:
+            time.sleep(MEET_INTERVAL_S)
+        names = [f"{BOARD}/{where}/{rank}" for rank in range(self._size)]
+        return [_text(self._store, name) for name in names if count == self._size or self._store.check([name])]
+
+    def count(self, where: str) -> int:
+        """How many ranks have come there."""
+        assert self._store is not None
+        return sum(bool(self._store.check([f"{BOARD}/{where}/{rank}"])) for rank in range(self._size))
 
     def close(self, *, is_done: bool) -> None:
         """Let the first rank, whose process has the store, wait for the others where all have come to the end."""
         self._is_closed = True
         if self._store is not None and is_done:
-            self._meet("left", LEAVE_S if self._rank == 0 else 0.0)
-
-    def _meet(self, where: str, timeout_s: float) -> bool:
-        assert self._store is not None
-        self._store.set(f"{BOARD}/{where}/{self._rank}", "1")
-        end_s = time.monotonic() + timeout_s
-        names = [f"{BOARD}/{where}/{rank}" for rank in range(self._size)]
-        while not (have_met := bool(self._store.check(names))) and time.monotonic() < end_s:
-            time.sleep(MEET_INTERVAL_S)
-        return have_met
+            self.meet("left", LEAVE_S if self._rank == 0 else 0.0)
 
     @property
     def _is_host(self) -> bool:

@@ -33,7 +33,7 @@ PATIENCE_STEPS = 1.5
 PATIENCE_RATIO = 3.0  # of the usual wait
 WAITS_REMEMBERED, WAITS_LEAST = 15, 3
 END_S = 600.0  # for the others to come to the end
-LAST_S, LAST_TURN_S = 60.0, 0.25
+LAST_S, LAST_TURN_S, LAST_VERSION_S = 60.0, 0.25, 10.0
 WIRES = ("int8", "float32")
 
 
@@ -107,19 +107,22 @@ class Outer:
         """The last round, with all that come to the end; what it leaves are the outer weights, alike on all ranks."""
         assert self._hosting is not None
         needed = min(self._quorum or self.learners // 2 + 1, self.learners)
-        if not self._hosting.meet_at_end(END_S):
+        if len(self._hosting.meet("end", END_S)) < self.learners:
             self._complain(
                 f"some ranks did not come to the end within {END_S:g} s; the weights are those of the others"
             )
         self._contribute()
         deadline_s = time.monotonic() + LAST_S
-        while time.monotonic() < deadline_s and self.learners - self._hosting.have_left() >= needed:
+        while time.monotonic() < deadline_s and self.learners - self._hosting.count("version") >= needed:
             self._wait(LAST_TURN_S)
             if all(link.is_settled for _, _, link in self._links):
                 break
+        told = self._hosting.meet("version", LAST_S, json.dumps([link.version.number for _, _, link in self._links]))
+        for last, (_, _, link) in zip(zip(*map(json.loads, told)), self._links):  # noqa: B905  # Python 3.9
+            link.wait_for_version(max(last), LAST_VERSION_S)
         self._merge()
         for start, stop, link in self._links:
-            self._add(start, stop, link.shown_weights() - self._now()[start:stop])
+            self._write(start, stop, link.shown_weights(), is_added=False)
 
     @property
     def status(self) -> dict[str, Any]:
@@ -223,25 +226,25 @@ class Outer:
         for start, stop, link in self._links:
             moved = link.take_moved()
             if moved is not None:
-                self._add(start, stop, moved)
+                self._write(start, stop, moved, is_added=True)
 
     def _now(self) -> torch.Tensor:
         """This rank's weights, one after another, in float32 on the host."""
         with torch.no_grad():
             return torch.cat([each.detach().to("cpu", torch.float32).flatten() for each in self._parameters])
 
-    def _add(self, start: int, stop: int, moved: torch.Tensor) -> None:
+    def _write(self, start: int, stop: int, vector: torch.Tensor, *, is_added: bool) -> None:
+        """Give a range of the weights these values, or add them."""
         at = 0
         with torch.no_grad():
             for each in self._parameters:
                 begin, end = max(start, at), min(stop, at + each.numel())
                 if begin < end:
-                    part = moved[begin - start : end - start].to(each.device, each.dtype)
-                    if each.is_contiguous():
-                        each.view(-1)[begin - at : end - at] += part
-                    else:
-                        flat = each.flatten()
-                        flat[begin - at : end - at] += part
+                    part = vector[begin - start : end - start].to(each.device, each.dtype)
+                    flat = each.view(-1) if each.is_contiguous() else each.flatten()
+                    whole = flat[begin - at : end - at]
+                    whole.copy_(whole + part if is_added else part)
+                    if not each.is_contiguous():
                         each.copy_(flat.view_as(each))
                 at += each.numel()
 

@@ -131,6 +131,10 @@ class ShardLink:
         with self._changed:
             return self._changed.wait_for(is_so, timeout_s)
 
+    def wait_for_version(self, number: int, timeout_s: float) -> bool:
+        """Until this learner was shown a version as high as that."""
+        return self.wait(timeout_s, lambda: self._shown.version.number >= number)
+
     def is_shown(self) -> bool:
         """Whether there are outer weights at all; for `wait`."""
         return self._shown.version.number >= 0

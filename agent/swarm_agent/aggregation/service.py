@@ -106,9 +106,10 @@ class Aggregation:
     async def stop(self) -> None:
         """End the child."""
         self._wanted.clear()
-        self._end()
         if self._running is not None:
-            await asyncio.wait([self._running])
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await self._put_away()
 
     def _want(self, wanted: _Wanted) -> None:
         order = wanted.order
