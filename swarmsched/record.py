@@ -125,6 +125,7 @@ class JobRecord(Value):
     start_faults: Annotated[tuple[StartFault, ...], Meta(max_length=START_FAULTS_MOST)] = ()  # since its ranks ran last
     paused_s: Amount = 0.0  # all changes of its size or hosts together, but for forced ones
     meetings: Annotated[tuple[Meeting, ...], Meta(max_length=GROUPS_LIMIT)] = ()  # of groups beside the first
+    secret: Annotated[str, Meta(max_length=32)] = ""  # that ranks of this attempt's groups show one another
 
     @property
     def stamp(self) -> tuple[int, int]:

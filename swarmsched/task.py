@@ -94,6 +94,7 @@ class TaskOrder(Value):
     part: Part = 0
     first_number: U32 = 0  # of this group's first rank among all ranks of the attempt
     groups: Annotated[tuple[GroupPlace, ...], Meta(max_length=GROUPS_LIMIT + 1)] = ()  # all of them, where several
+    secret: Annotated[str, Meta(max_length=32)] = ""  # that their ranks show one another
 
     @property
     def is_worker(self) -> bool:

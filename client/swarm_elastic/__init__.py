@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from swarm_elastic._elastic import Elastic
     from swarm_elastic._outer import Outer
     from swarm_elastic._seat import Left
+    from swarm_elastic._served import NoSample, serve, served
     from swarm_elastic._switch import SwitchRefused
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "DistributedDataParallel",
     "Elastic",
     "Left",
+    "NoSample",
     "Outer",
     "SwitchRefused",
     "checkpoint",
@@ -45,18 +47,23 @@ __all__ = [
     "global_batch",
     "last_result",
     "report",
+    "serve",
+    "served",
 ]
 
 dropped: int
 last_result: CheckpointResult | None
 
 
-LAZY = {  # they import torch
+LAZY = {  # they import torch, or what few scripts need
     "DistributedDataParallel": "_ddp",
     "Elastic": "_elastic",
     "Left": "_seat",
+    "NoSample": "_served",
     "Outer": "_outer",
     "SwitchRefused": "_switch",
+    "serve": "_served",
+    "served": "_served",
 }
 
 

@@ -255,6 +255,7 @@ class Attempt:
             part=share.part,
             first_number=record.spec.first_number(share.group),
             groups=tuple(places),
+            secret=record.secret,
         )
         return CommitRequest(*self._head(), order, part=share.part)
 

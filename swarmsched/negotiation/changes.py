@@ -52,6 +52,7 @@ class Placed(RecordChange):
     attempt: int
     target: Allocation
     meetings: tuple[Meeting, ...]  # of all groups, by their numbers
+    secret: str = ""
 
     def _fields(self, record: JobRecord) -> Fields | None:
         first, *others = self.meetings
@@ -66,6 +67,7 @@ class Placed(RecordChange):
             "rendezvous_host": first.host,
             "rendezvous_port": first.port,
             "meetings": tuple(others),
+            "secret": self.secret,
         }
 
 

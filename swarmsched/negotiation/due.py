@@ -131,7 +131,8 @@ def _named(job: ShepherdState) -> RecordChange | None:
         return None
     if job.decided.state is JobState.RUNNING:
         return Joined(attempt.shares, job.ran_s)
-    return changes.Placed(attempt.number, Allocation(attempt.shares, job.global_batch), attempt.meetings)
+    target = Allocation(attempt.shares, job.global_batch)
+    return changes.Placed(attempt.number, target, attempt.meetings, job.secret)
 
 
 def _starts(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:

@@ -105,6 +105,8 @@ class ShepherdState:
         self.attempt: Attempt | None = None  # at a change of the gang: from nothing to all of it, or by newcomers
         self.claim = Claiming(me, self.commands)
         self.pacing = Pacing(record, rng)
+        self._rng = rng
+        self.secret = ""  # that ranks of the attempt's groups show one another
         self.global_batch = 0  # that the attempt was planned with; 0: as before
         self.next_place = Allocation()  # whoever takes over leaves it to the next plan
         self.rescale_to: tuple[Allocation, str] | None = None  # and why: once its place is kept
@@ -427,6 +429,7 @@ class ShepherdState:
         self.silent.clear()
         self.global_batch = global_batch
         self.gang = Gang(shares)
+        self.secret = f"{self._rng.getrandbits(128):032x}" if self.decided.spec.groups else ""
         return self._attempt(self.pacing.next_number(self.decided), shares, ranking)
 
     def join(self, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:

@@ -185,3 +185,21 @@ def test_a_burst_of_short_jobs_all_completes(swarm):
     jobs = [swarm[index % 3].submit("true", ranks=1, gpus_per_rank=1) for index in range(60)]
     reasons = {swarm[0].ended(job, 120)["end_reason"] for job in jobs}
     assert reasons == {"completed"}
+
+
+def test_an_input_group_loads_samples_for_the_ranks_that_train(swarm):
+    serves = "import os, swarm_elastic; swarm_elastic.serve([(n, os.environ['SWARM_RANK']) for n in range(300)])"
+    trains = """
+import swarm_elastic, time
+data = swarm_elastic.served(list(range(300)))
+until_s = time.monotonic() + 30
+while len({who for _, who in data.__getitems__(range(300))}) < 2 and time.monotonic() < until_s:
+    data._looked_s = 0.0
+    time.sleep(0.1)
+print(sum(n for n, _ in data.__getitems__(range(300))), sorted({who for _, who in data.__getitems__(range(300))}))
+"""
+    groups = [{"name": "input", "command": [sys.executable, "-c", serves], "ranks": 2}]
+    job = swarm[0].submit(sys.executable, "-c", trains, ranks=2, group="worker", groups=groups)
+    done = swarm[1].ended(job)
+    assert (done["end_reason"], done["exit_code"]) == ("completed", 0), swarm[0].output(job, "stderr")
+    assert swarm[2].output(job).splitlines() == ["44850 ['0', '1']"] * 2

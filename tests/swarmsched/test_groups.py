@@ -307,6 +307,11 @@ def test_every_group_is_held_with_its_own_demand_and_ordered_as_a_job_of_its_own
         ("input", 1, (A,)),
     ]
     assert len(gang.launches) == 4
+    assert len({order.secret for order in orders.values()}) == 1
+    assert len(orders[A, 0].secret) == 32
+    again = Gang()
+    again.launch()
+    assert again.commits[0][1].order.secret == gang.record.secret, "by its generator alone"
 
 
 def test_nothing_of_any_group_starts_where_one_of_them_is_refused():

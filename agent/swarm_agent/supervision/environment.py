@@ -145,6 +145,7 @@ def _group_variables(order: TaskOrder) -> dict[str, str]:
     if not order.groups:
         return {}
     variables = {"SWARM_GROUP": order.spec.group, "SWARM_GROUPS": ",".join([each.name for each in order.groups])}
+    variables["SWARM_JOB_SECRET"] = order.secret
     for each in order.groups:
         name = f"SWARM_GROUP_{each.name.upper().replace('-', '_')}"
         variables |= {f"{name}_RANKS": str(each.ranks), f"{name}_NODES": ",".join(each.nodes)}

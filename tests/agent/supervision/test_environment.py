@@ -236,7 +236,7 @@ def of_group(number: int, **more) -> TaskOrder:
         GroupPlace("worker", 4, (NodeId("n1"), NodeId("n2")), Meeting("10.0.0.1", 23001)),
         GroupPlace("eval-1", 2, (NodeId("n2"),), Meeting("10.0.0.2", 23002)),
     )
-    order = replace(on_node("n2"), spec=spec, groups=places, **more)
+    order = replace(on_node("n2"), spec=spec, groups=places, secret="abc", **more)
     return replace(order, shares=(Share(NodeId("n2"), 2, part=1, group=1),), part=1) if number else order
 
 
@@ -251,6 +251,7 @@ def test_ranks_of_a_group_are_told_of_it_as_of_a_job_and_of_all_groups_beside() 
     assert (told["JOB"], other["OWN"], "JOB" in other, "SWARM_WORKER" in other) == ("1", "1", False, False)
     assert (told["SWARM_GROUP"], other["SWARM_GROUP"]) == ("worker", "eval-1")
     for each in (told, other):
+        assert each["SWARM_JOB_SECRET"] == "abc"
         assert each["SWARM_GROUPS"] == "worker,eval-1"
         assert (each["SWARM_GROUP_EVAL_1_HOST"], each["SWARM_GROUP_EVAL_1_PORT"]) == ("10.0.0.2", "23002")
         assert (each["SWARM_GROUP_WORKER_NODES"], each["SWARM_GROUP_WORKER_RANKS"]) == ("n1,n2", "4")
@@ -263,5 +264,5 @@ def test_a_group_on_one_node_reaches_another_ones_over_the_fabric() -> None:
 
 def test_an_order_of_a_group_is_the_same_when_the_agent_has_started_again(tmp_path) -> None:
     for order in (of_group(0, first_number=2), of_group(1)):
-        order = replace(order, configuration=Configuration())
+        order = replace(order, configuration=Configuration(), secret="")  # which no file needs to have
         assert order_from_json(order_to_json(order, ()), tmp_path)[0] == order
