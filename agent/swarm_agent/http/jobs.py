@@ -34,9 +34,8 @@ from swarm_agent.http.problem import KINDS, Problem, from_refusal, invalid
 from swarm_agent.http.progress import reported_here, with_reports
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
-from swarm_agent.http.views import why_document
+from swarm_agent.http.views import left_document, why_document
 from swarm_agent.http.watch import JobWatch
-from swarm_agent.http.when import rfc3339
 from swarmsched import ids
 from swarmsched.api import NODE_CLOSENESS, JobState, nearest
 from swarmsched.commands import (
@@ -51,7 +50,6 @@ from swarmsched.commands import (
 )
 from swarmsched.documents import (
     JobDocument,
-    LeftDocument,
     LeftListDocument,
     ModelDocument,
     NodeFolders,
@@ -128,17 +126,7 @@ class JobRoutes:
 
     async def _left_here(self, job_id: JobId) -> NodeFolders:
         kept = await self._agent.left_behind(job_id) if is_job_id(job_id) else []
-        return NodeFolders(
-            items=[
-                LeftDocument(
-                    attempt=each.attempt,
-                    path=str(each.path),
-                    size_bytes=each.size_bytes,
-                    until=rfc3339(each.until_utc_s),
-                )
-                for each in kept
-            ]
-        )
+        return NodeFolders(items=list(map(left_document, kept)))
 
     async def cancel_job(self, call: Call) -> HttpReply:
         """POST /v1/jobs/JOB/cancel and DELETE /v1/jobs/JOB."""

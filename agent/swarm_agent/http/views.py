@@ -14,6 +14,7 @@ from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import AgentFacts, GpuFacts
 from swarm_agent.http.when import aged, rfc3339
 from swarm_agent.installed import software_version
+from swarm_agent.supervision.kept_work import KeptFolder
 from swarmsched import ids
 from swarmsched.api import JobState
 from swarmsched.documents import (
@@ -24,6 +25,7 @@ from swarmsched.documents import (
     GpuGroupDocument,
     JobAheadDocument,
     JobDocument,
+    LeftDocument,
     LiveCountsDocument,
     MemberCountsDocument,
     MemberDocument,
@@ -297,6 +299,16 @@ def _setting_keys(setting: PolicySetting, version: int) -> Document:
         "restartable": setting.is_restartable,
         "version": version,
     }
+
+
+def left_document(folder: KeptFolder) -> LeftDocument:
+    """A working folder of an attempt that is over; whoever lists those of all nodes adds the node."""
+    return LeftDocument(
+        attempt=folder.attempt,
+        path=str(folder.path),
+        size_bytes=folder.size_bytes,
+        until=rfc3339(folder.until_utc_s),
+    )
 
 
 def event_document(agent: str, event: LoggedEvent) -> EventDocument:
