@@ -532,6 +532,7 @@ class ProgressDocument(msgspec.Struct, kw_only=True):
     loss: Number | None = None
     grad_noise: Number | None = None
     global_batch: Number | None = None
+    data_wait: Number | None = None
     step_seconds: Seconds | None = None
     samples_per_second: Number | None = None
     reported_at: Time | None = None

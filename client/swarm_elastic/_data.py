@@ -11,6 +11,7 @@ import copy
 import multiprocessing
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -23,6 +24,7 @@ from swarm_elastic._arguments import check_loader, shown, whole
 from swarm_elastic._commits import warn
 from swarm_elastic._ranges import Cut, OnDemand, Permutation, RangeTable, Reproducible, is_between, share
 
+WAITS_OVER_S = 5.0  # so long is looked at to tell for which part of the time data are waited for
 SEED_LEAST, SEED_MOST = -(1 << 63), (1 << 64) - 1  # as torch has it
 MODES = ("reproducible", "on_demand")
 GUARD = "put what the script does behind `if __name__ == '__main__':`, as each of these processes imports it"
@@ -140,6 +142,15 @@ class Batches:
         self._rest: deque[Cut] = deque()  # of this step
         self._last: Any = None
         self._is_taken = self._is_told = False  # all batches of this step by the script; by the others
+        self._waited_s, self._looked_s = 0.0, time.monotonic()
+
+    def waits(self) -> float | None:
+        """The part of its time for which the script has waited for batches of late; None until more is to be told."""
+        passed_s = time.monotonic() - self._looked_s
+        if passed_s < WAITS_OVER_S:
+            return None
+        waited_s, self._waited_s, self._looked_s = self._waited_s, 0.0, time.monotonic()
+        return round(min(1.0, waited_s / passed_s), 3)
 
     def has_passed(self, epochs: int) -> None:
         """The job has so many epochs behind it, with all that the script does after them."""
@@ -170,10 +181,12 @@ class Batches:
 
     def _find_pieces(self) -> list[Cut]:
         """The passes of the step to come, all of which exist."""
+        begun_s = time.monotonic()
         while True:
             now = self._load_ahead()
             end = self._source.find_end(now)
             if end is None:
+                self._waited_s += time.monotonic() - begun_s
                 return now
             self._met_end(*end)
 
@@ -183,10 +196,12 @@ class Batches:
         return steps[0]
 
     def _give(self, piece: Cut | None) -> Any:
+        begun_s = time.monotonic()
         if piece is not None:
             self._last = _on_device(self._source.get(piece), self._device)
         elif self._last is None:
             self._last = _on_device(self._source.spare(), self._device)
+        self._waited_s += time.monotonic() - begun_s
         self.count = len(piece.positions) if piece else 0
         self.is_last = self._is_taken = not self._rest
         self._expect(self.count, is_last=self.is_last)

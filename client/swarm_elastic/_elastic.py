@@ -494,7 +494,8 @@ class Elastic:
         if self.is_first and total:
             epoch = self._data.progress if self._data else None
             figures = {"loss": None if isnan(self.loss) else self.loss, "grad_noise": self.grad_noise, "epoch": epoch}
-            _reports.report(step=self.step_number, samples=self.samples, **figures)
+            waits = self._data.waits() if self._data else None
+            _reports.report(step=self.step_number, samples=self.samples, data_wait=waits, **figures)
 
     def _count_data(self, table: list[Words]) -> None:
         ended = [rank for rank, each in enumerate(table) if each.done]

@@ -43,6 +43,7 @@ def report(
     loss: Number | None = None,
     global_batch: Number | None = None,
     grad_noise: Number | None = None,
+    data_wait: Number | None = None,
     total_steps: Number | None = None,
     total_epochs: Number | None = None,
     target_loss: Number | None = None,
@@ -52,7 +53,8 @@ def report(
     `step`, `samples` (of all ranks together) and `epoch` (2.5 is the middle of the third) count from the beginning of
     training, also after a restart from a checkpoint.  `global_batch` is the samples of one step of all ranks together,
     which a script that asks for it (`global_batch`) need not tell.  `grad_noise` is variance over squared norm of the
-    gradient of the first batch size, `target_loss` the loss that ends training, if one does.  Returns at once; False
+    gradient of the first batch size, `data_wait` the part of its time (0 to 1) for which training waits for data, and
+    `target_loss` the loss that ends it, if one does.  Returns at once; False
     outside of a swarm, where nothing happens.  TypeError for what is no number.  A tensor on a GPU is waited for: give
     `loss.item()` where you have it anyway.
     """
@@ -63,6 +65,7 @@ def report(
         "loss": loss,
         "global_batch": global_batch,
         "grad_noise": grad_noise,
+        "data_wait": data_wait,
         "total_steps": total_steps,
         "total_epochs": total_epochs,
         "target_loss": target_loss,

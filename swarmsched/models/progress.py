@@ -18,7 +18,7 @@ COUNTS = ("step", "samples", "epoch")
 TOTALS = {"total_steps": "step", "total_epochs": "epoch"}
 """What a script may declare, in the order in which it is believed, and the count that grows to it."""
 GOALS = (*TOTALS, "target_loss")
-FIGURES = (*COUNTS, *GOALS, "loss", "grad_noise", "global_batch")
+FIGURES = (*COUNTS, *GOALS, "loss", "grad_noise", "global_batch", "data_wait")
 
 BLOCKS_LIMIT = 64
 BLOCKS_FOR_INTERVAL = 4

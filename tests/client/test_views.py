@@ -369,7 +369,7 @@ def progress_of(swarm, agent, progress):
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(progress=progress)
     lines = [line.split(":", 1) for line in swarm("status", HANDLE)[1].splitlines() if ":" in line]
     told = {name: text.strip() for name, text in lines}
-    return [told[name] for name in ("Progress", "Speed", "Remaining", "Reported") if name in told]
+    return [told[name] for name in ("Progress", "Speed", "Starves", "Remaining", "Reported") if name in told]
 
 
 def test_status_tells_how_far_a_job_is_how_fast_and_what_is_left(swarm, agent):
@@ -379,6 +379,12 @@ def test_status_tells_how_far_a_job_is_how_fast_and_what_is_left(swarm, agent):
         "3:45 (3:35 to 3:55), by the declared steps",
         "2025-01-31T12:01:15Z by rank 0",
     ]
+
+
+def test_status_says_when_training_waits_for_data_much_of_its_time(swarm, agent):
+    told = progress_of(swarm, agent, PROGRESS | {"data_wait": 0.452})
+    assert told[2] == "45% of its time waits for data (an input group may load it elsewhere)"
+    assert len(progress_of(swarm, agent, PROGRESS | {"data_wait": 0.1})) == 4
 
 
 def test_status_says_what_of_the_reports_was_odd_without_steering_the_terminal(swarm, agent):

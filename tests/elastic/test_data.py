@@ -297,6 +297,23 @@ def one(dataset, **options):
     batches = Batches(dataset, expect=lambda *_, **__: None, **{"global_batch": 8, "epochs": 1, **options})
     batches.begin(["a"], "a")
     return batches
+import time
+from swarm_elastic import _data
+class Slow(Squares):
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return super().__getitem__(index)
+def waits():
+    # Of a dataset that is slow, and of one that has all by the time at which it is asked.
+    found = []
+    for dataset in (Slow(8), Squares(8)):
+        batches = one(dataset, threads=1, prefetch=0)
+        early = batches.waits()
+        batches._looked_s -= _data.WAITS_OVER_S - 0.05
+        next(batches)
+        time.sleep(0.05)
+        found.append([early, batches.waits(), batches.waits()])
+    return found
 def train_twice():
     batches = one(Squares(8), global_batch=2)
     next(batches)
@@ -316,11 +333,13 @@ found = {
     "step": raised(train_twice),
     "words": raised(one(Squares(8)).words),
     "nothing": raised(one, Squares(0)),
+    "waits": waits(),
 }
 """
     no_dataset = "is no dataset: it needs an index and a length, or to begin anew each time it is iterated"
     no_index = "ValueError: Stream has no index: it can be neither reproducible nor shuffled here; shuffle it itself"
-    assert told(text) == {
+    found = told(text)
+    assert found == {
         "map": "DatasetError: dataset[5] failed: KeyError: 'colour'",
         "together": "DatasetError: dataset[0, 1, 2] failed: OSError: disk",
         "collate": ["DatasetError: samples 0, 1, 2 make no batch"],
@@ -335,7 +354,12 @@ found = {
         "step": "RuntimeError: the batch before this one was not followed by training.step(loss)",
         "words": "RuntimeError: training.step(loss) came before the last batch of the step was taken",
         "nothing": "DatasetError: the dataset yields no samples: there is nothing to train on",
+        "waits": found["waits"],
     }
+    (early, slow, again), (_, quick, _) = found["waits"]
+    assert (early, again) == (None, None), "too soon to tell"
+    assert 0.15 / 5.3 < slow < 0.2
+    assert quick < 0.1 * slow
 
 
 def test_each_call_goes_on_behind_the_epochs_of_the_one_before(tmp_path: Path, told: Told) -> None:

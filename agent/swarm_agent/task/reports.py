@@ -185,6 +185,8 @@ def _fault(name: str, value: object) -> tuple[str, str, str]:
         return "out_of_range", f"{shown(value)} is not above 0", "leave it out where it is not known"
     if name == "global_batch" and (value != int(value) or not 0 < value <= BATCH_MOST):
         return "out_of_range", f"{shown(value)} is no batch", f"send a whole number from 1 to {BATCH_MOST}"
+    if name == "data_wait" and not 0 <= value <= 1:
+        return "out_of_range", f"{shown(value)} is no part of its time", "send a number from 0 to 1"
     if not (-FIGURE_MOST if name == "loss" else 0) <= value <= FIGURE_MOST:
         remedy = f"send {'-' + format(FIGURE_MOST, 'g') if name == 'loss' else '0'} to {FIGURE_MOST:g}"
         return "out_of_range", f"{shown(value)} is out of range", remedy

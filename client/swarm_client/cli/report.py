@@ -19,6 +19,7 @@ FIGURES = (
     "epoch",
     "loss",
     "grad_noise",
+    "data_wait",
     "total_steps",
     "total_epochs",
     "target_loss",

@@ -38,6 +38,7 @@ COMMAND = Command(
 )
 EVENTS_SHOWN, EVENTS_READ = 10, 200
 LEFT_SHOWN = 8
+STARVES = 0.2  # of its time
 REMAINING_BY = {"steps": "the declared steps", "epochs": "the declared epochs", "loss": "the curve of its loss"}
 CHECKPOINTED = "job.checkpointed"  # of many the newest is enough; they would hide all others
 
@@ -235,6 +236,8 @@ def _progress(progress: ProgressDocument) -> Iterator[tuple[str, str]]:
     speed += [f"{progress.samples_per_second:.4g} samples/s"] if progress.samples_per_second else []
     if speed:
         yield "Speed", ", ".join(speed)
+    if progress.data_wait and progress.data_wait >= STARVES:
+        yield "Starves", f"{progress.data_wait:.0%} of its time waits for data (an input group may load it elsewhere)"
     yield "Remaining", remaining(progress)
     newest = f" ({odd})" if (odd := oddities(progress)) else ""
     if progress.reported_at:

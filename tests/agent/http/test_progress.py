@@ -61,6 +61,7 @@ async def test_every_agent_tells_what_the_owner_of_rank_0_was_told(desks, asked)
         "target_loss": None,
         "loss": 0.5,
         "grad_noise": None,
+        "data_wait": None,
         "global_batch": None,
         "step_seconds": 1.0,
         "samples_per_second": 64.0,

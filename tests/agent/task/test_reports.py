@@ -69,6 +69,7 @@ BAD = [
     ("loss", -1e300, "out_of_range", "loss -1e+300 is out of range"),
     ("step", float("nan"), "not_finite", "step nan is not finite"),
     ("global_batch", 0, "out_of_range", "global_batch 0 is no batch"),
+    ("data_wait", 1.5, "out_of_range", "data_wait 1.5 is no part of its time"),
     ("global_batch", 1.5, "out_of_range", "global_batch 1.5 is no batch"),
     ("global_batch", 2**32, "out_of_range", "global_batch 4294967296 is no batch"),
     ("total_steps", 0, "out_of_range", "total_steps 0 is not above 0"),

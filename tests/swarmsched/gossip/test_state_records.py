@@ -127,7 +127,7 @@ def test_an_impossible_record_fails_its_check(changes: dict[str, object]) -> Non
 
 def test_a_typical_card_stays_near_its_target_and_reads_back_as_the_job() -> None:
     card, body = encode_card(card_of(a_record(), running_s=10.0, rank_key=(1_000, 0, 5), policy_id="las"))
-    assert len(body) <= 212
+    assert len(body) <= 214
     assert decode_card(body) == card
     view = JobView(card, written_s=100.0)
     assert view.attained_gpu_s(105.0) == 50.0 + 8 * 15.0
