@@ -174,7 +174,7 @@ def order_to_json(order: TaskOrder, gpus: Sequence[Gpu]) -> bytes:
         "node": order.node,
         "spec": _without_defaults(order.spec),
         "part": order.part,
-        "shares": [[share.node, share.ranks, share.part, share.group] for share in order.shares],
+        "shares": [_shown(share) for share in order.shares],
         "first_number": order.first_number,
         "groups": msgspec.to_builtins(order.groups),
         "rendezvous": [order.rendezvous_host, order.rendezvous_port],
@@ -213,6 +213,11 @@ def order_from_json(data: bytes, path: Path) -> tuple[TaskOrder, tuple[Gpu, ...]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SwarmError) as error:
         raise StorageError(str(path), f"is no task order: {error}", "the task is given up; its log is kept") from error
     return order, gpus
+
+
+def _shown(share: Share) -> list[str | int]:
+    """An earlier version, come back, reads three of these, and ran no jobs with groups."""
+    return [share.node, share.ranks, share.part, *([share.group] if share.group else [])]
 
 
 def _share(node: str, ranks: int, part: int = 0, group: int = 0) -> Share:

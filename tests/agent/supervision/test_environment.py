@@ -1,5 +1,6 @@
 """The variables of ranks: torch's contract, GPUs, what is inherited and what never is."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -266,3 +267,5 @@ def test_an_order_of_a_group_is_the_same_when_the_agent_has_started_again(tmp_pa
     for order in (of_group(0, first_number=2), of_group(1)):
         order = replace(order, configuration=Configuration(), secret="")  # which no file needs to have
         assert order_from_json(order_to_json(order, ()), tmp_path)[0] == order
+    shares = json.loads(order_to_json(on_node("n1"), ()))["shares"]
+    assert shares == [["n1", 2, 0], ["n2", 2, 0]], "as the released version reads them"
