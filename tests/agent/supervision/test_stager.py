@@ -18,6 +18,8 @@ from swarm_agent.staging.tree import Unpacker
 from swarm_agent.supervision.stager import failure_of
 from swarmsched.effects import StageTask, StartTask, StopTask
 from swarmsched.events import DiskFilled, TaskExited, TaskPhaseChanged, TaskStaged, TaskStageFailed
+from swarmsched.holders import Configuration, Holder
+from swarmsched.ids import NodeId
 from swarmsched.resources import Share
 from swarmsched.task import TaskFailure, TaskOrder
 from swarmsched.tree import BadTree, EntryKind, Tree, TreeEntry
@@ -59,6 +61,18 @@ async def stage_and_run(bench: Bench, order: TaskOrder) -> TaskExited:
     await bench.wait_for(TaskStaged, order.key)
     bench.runner.perform(StartTask(order, ()))
     return await bench.finish(order)
+
+
+async def test_files_come_from_a_holder_of_the_job_where_those_that_took_them_are_gone(
+    nodes: tuple[Bench, Bench],
+) -> None:
+    n1, n2 = nodes
+    tree = await ship(n2, {"run.sh": b"#!/bin/sh\necho shipped\n"})
+    text = await n2.agent.blobs.put_bytes(b"something\n")
+    order = make_order("./run.sh", tree=tree, requirements=text, blob_sources=("n9",))
+    order = replace(order, configuration=Configuration((Holder(NodeId("n2"), 1),)))
+    assert (await stage_and_run(n1, order)).exits[0].exit_code == 0
+    assert n1.output(order) == b"shipped\n"
 
 
 def phases(bench: Bench) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from swarmsched.errors import ConfigError
 from swarmsched.simulator.breaks import BREAKS, find_break
-from swarmsched.simulator.story import StoryOptions, draw_plan, run_story
+from swarmsched.simulator.story import StoryOptions, StoryResult, draw_plan, run_story
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 200
@@ -64,7 +64,7 @@ NOTICED_LAST = {
     "lost-node-forgotten": 13,
     "lost-connection-kept": 9,
     "hanging-member-kept": 35,
-    "newcomers-kept": 69,
+    "newcomers-kept": 86,
     "former-first-commits": 129,
 }
 """The seed that showed each when this was written, which is tried first: another story may show it by now."""
@@ -75,15 +75,25 @@ def test_every_break_has_its_control():
     assert NOTICED_LAST.keys() <= NOTICED.keys()
 
 
-@pytest.mark.breaks
-@pytest.mark.parametrize("name", NOTICED)
-def test_a_broken_rule_is_noticed_within_200_seeds_and_nothing_is_where_it_holds(name):
-    options, invariants = NOTICED[name]
-    plans = (draw_plan(seed, options) for seed in (NOTICED_LAST.get(name, 0), *range(SEEDS)))
+def first_failed(name: str) -> StoryResult:
+    plans = (draw_plan(seed, NOTICED[name][0]) for seed in (NOTICED_LAST.get(name, 0), *range(SEEDS)))
     failed = next((result for plan in plans if (result := run_story(plan, name)).failure is not None), None)
     assert failed is not None, f"no checker has seen {name} in {SEEDS} seeds"
-    assert failed.failure.invariant in invariants
-    assert run_story(failed.plan).failure is None
+    return failed
+
+
+@pytest.mark.breaks
+@pytest.mark.parametrize("name", NOTICED)
+def test_a_broken_rule_is_noticed_within_200_seeds(name):
+    failure = first_failed(name).failure
+    assert failure is not None
+    assert failure.invariant in NOTICED[name][1]
+
+
+@pytest.mark.acceptance  # other seeds show the same of rules that hold, with each change
+@pytest.mark.parametrize("name", NOTICED)
+def test_nothing_is_noticed_in_the_same_story_where_the_rule_holds(name):
+    assert run_story(first_failed(name).plan).failure is None
 
 
 def test_an_unknown_break_is_refused_with_those_that_exist():
