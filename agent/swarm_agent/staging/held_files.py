@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from swarm_agent.room import room_for_others
 from swarm_agent.staging.blobs import BlobError, BlobStore, NotStored, TooLarge
-from swarm_agent.staging.fetch import BATCH, BlobFetcher, PeerStreams
+from swarm_agent.staging.fetch import BATCH, BlobFetcher, NotReached, PeerStreams
 from swarmsched.api import JobSpec
 from swarmsched.errors import SwarmError
 from swarmsched.events import FilesAway
@@ -51,7 +51,8 @@ class _Parcel:
     retry_s: float = 0.0
     failures: int = 0  # since the last piece came
     tried: frozenset[NodeId] = frozenset()  # sources that were alive then
-    is_refused: bool = False  # by this node, which has no room for it: others may have it all the same
+    is_unanswered: bool = False  # a source could not be asked the last time
+    is_refused: bool = False  # by this node, for want of room or as no tree: a start tells what is wrong, if anything
 
     @property
     def is_whole(self) -> bool:
@@ -150,7 +151,7 @@ class HeldFiles:
 
     def _tell(self) -> None:
         """Name the jobs of which a start would fail, wherever it were tried."""
-        alive, now_s = set(self._peers.live_peers()), time.monotonic()
+        alive, now_s = {self._node_id, *self._peers.live_peers()}, time.monotonic()
         lost = {digest for digest, parcel in self._parcels.items() if _is_away(parcel, alive)}
         records = self._records() if lost else {}
         away = tuple(
@@ -256,7 +257,8 @@ class HeldFiles:
             log.warning("files of a live job are not kept here digest=%s error=%s", parcel.digest[:12], error)
         parcel.retry_s = time.monotonic() + min(RETRY_S_MAX, RETRY_S * 2**parcel.failures)
         parcel.failures, parcel.tried = parcel.failures + 1, frozenset(sources)
-        parcel.is_refused = isinstance(error, NotKept | NotStored | TooLarge | OSError)
+        parcel.is_unanswered = isinstance(error, NotReached)
+        parcel.is_refused = isinstance(error, NotKept | NotStored | TooLarge | BadTree | OSError)
 
     def _pin(self, blobs: Mapping[str, int]) -> None:
         new = [digest for digest in blobs if not self._pins[digest]]
@@ -276,10 +278,14 @@ class HeldFiles:
 
 
 def _is_away(parcel: _Parcel, alive: AbstractSet[NodeId]) -> bool:
-    """True for what is not here, and what nobody has who can be asked."""
-    if parcel.is_whole or parcel.is_refused:
+    """True for what is not here, nor with anybody who can be asked, while somebody else may have it.
+
+    What those who are named all lack is lost: the job is started, and fails for want of it.
+    """
+    absent = [node for node in parcel.sources if node not in alive]
+    if parcel.is_whole or parcel.is_refused or not (absent or parcel.is_unanswered):
         return False
-    return parcel.failures >= FAILURES_LEAST or alive.isdisjoint(parcel.sources)
+    return parcel.failures >= FAILURES_LEAST or len(absent) == len(parcel.sources)
 
 
 def sources_of(spec: JobSpec, holders: Iterable[NodeId]) -> tuple[NodeId, ...]:

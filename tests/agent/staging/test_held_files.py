@@ -364,3 +364,15 @@ async def test_a_swarm_of_one_is_told_nothing(tmp_path: Path) -> None:
     for _ in range(3):
         await alone.files.look()
     assert alone.told == []
+
+
+@pytest.mark.parametrize("content", [None, b"no tree"])
+async def test_a_job_whose_files_are_nowhere_or_no_tree_is_started_and_fails(
+    swarm: list[HoldingAgent], content: bytes | None
+) -> None:
+    n1, n2, _ = swarm
+    decide(make_job(await n1.blobs.put_bytes(content) if content else digest_of(b"never shipped")), n2)
+    for _ in range(3):
+        await n2.files.look()
+        try_again(n2)
+    assert (n2.files.incomplete_count, n2.told) == (1, [])
