@@ -31,7 +31,7 @@ SHARDS_MAX = 256
 LEARNERS_MAX = 1_024
 SIZE_MOST = 2**40
 TEXT_MOST = 200
-FIXED_BYTES = 13  # of an element: weights, momentum, what quantising lost, and the change; and 1 for each learner
+FIXED_BYTES = 14  # of an element: weights, momentum, what quantising lost, the change; and 1 for each learner
 
 log = logging.getLogger("swarm.aggregator")
 
