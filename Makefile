@@ -78,7 +78,7 @@ demo: bytecode $(TRAIN_STAMP)
 	$(BIN)/python docs/examples/demo.py --venv $(CURDIR)/$(TRAIN)
 
 test: setup
-	$(BIN)/pytest -n 2 --dist loadgroup -m 'not acceptance and not chaos and not breaks' $(PYTEST_ARGS)
+	$(BIN)/pytest -n 3 --dist loadgroup -m 'not acceptance and not chaos and not breaks' $(PYTEST_ARGS)
 
 # The same code on the other versions of Python that it is declared for, as far as they are found.  PYTHONS=one: on one.
 pythons: bytecode

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from swarmsched.ids import JobId
 from swarmsched.ledger.message import HOLD_TTL_S
 from swarmsched.record import JobRecord
-from swarmsched.resources import gpus_of
+from swarmsched.resources import gpus_of, of_first
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
 from swarmsched.simulator.checks.gangs import is_over
@@ -38,15 +38,19 @@ class ServiceChecker(Checker):
     def __init__(self, decided: DecidedRecords) -> None:
         self._spans: dict[JobId, dict[tuple[int, int], _Span]] = {}  # by attempt, and by part where it is elastic
         self._loop: EventLoop | None = None
+        self._decided = decided
         decided.subscribe(self._decided_next)
 
     def task_changed(self, host: Host, task: RunningTask, change: TaskChange) -> None:
-        """The first start of an attempt opens its span."""
-        self._loop = host.loop
-        if change is TaskChange.STARTED and not task.order.part:
-            order = task.order
-            spans = self._spans.setdefault(order.job_id, {})
-            spans.setdefault((order.attempt, 0), _Span(order.world_size * order.spec.demand.gpus, host.loop.now_s))
+        """The first start of an attempt opens its span, whichever group it is of: all run from then on."""
+        self._loop, order = host.loop, task.order
+        record = self._decided.last(order.job_id)
+        if change is not TaskChange.STARTED or order.is_worker:
+            return
+        gpus = order.world_size * order.spec.demand.gpus
+        if not order.is_of_first_group and record is not None:
+            gpus = gpus_of(of_first(record.shares), record.spec.needs)
+        self._spans.setdefault(order.job_id, {}).setdefault((order.attempt, 0), _Span(gpus, host.loop.now_s))
 
     def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
         if before is not None and after.attained_gpu_s < before.attained_gpu_s and not after.is_forced:
