@@ -31,7 +31,7 @@ from swarmsched.fields import (
     is_text,
 )
 from swarmsched.ids import NodeId, is_node_name
-from swarmsched.resources import LABEL_FORM, Demand, GangDemand, GroupNeed, is_label
+from swarmsched.resources import LABEL_FORM, Demand, GroupNeed, is_label, with_beside
 from swarmsched.specification import (
     BATCH_LIMIT,
     BY_GPU,
@@ -191,7 +191,7 @@ class JobSpec(Value):
     @property
     def needs(self) -> Demand:
         """What each rank needs, and what other groups need beside the first."""
-        return gang_demand(self.demand, tuple([GroupNeed(each.ranks, each.demand) for each in self.groups]))
+        return with_beside(self.demand, tuple([GroupNeed(each.ranks, each.demand) for each in self.groups]))
 
     @property
     def group_names(self) -> tuple[str, ...]:
@@ -251,14 +251,13 @@ class JobSpec(Value):
         return {row.key: _SHOWN.get(row.kind, _same)(at(self)) for row, at in _PLACES}
 
 
-def gang_demand(demand: Demand, beside: tuple[GroupNeed, ...]) -> Demand:
-    """What each rank needs, with what other groups need beside it."""
-    fields = {name: getattr(demand, name) for name in Demand.__struct_fields__} if beside else {}
-    return GangDemand(**fields, beside=beside) if beside else demand
-
-
 def _same(value: Any) -> Any:
     return value
+
+
+def _variable_name(group: str) -> str:
+    """Groups that have it in common would have one another's variables (`SWARM_GROUP_EVAL_1_HOST`)."""
+    return group.replace("-", "_")
 
 
 def _group_to_json(group: RankGroup) -> dict[str, Any]:
@@ -491,14 +490,14 @@ class _SpecReader:
 
     def _groups(self, row: SpecField, value: object) -> tuple[RankGroup, ...]:
         """Each is read as a job that has nothing but what a group may have."""
-        found, names = list[RankGroup](), {str(self._document.get("group", ""))}
+        found, names = list[RankGroup](), {_variable_name(str(self._document.get("group", "")))}
         for index, document in enumerate(_listed(row, value, "groups", 'such as {"name": "server", ...}', "has {}")):
             place = f"{row.key}/{index}"
             group = self._group(row, place, document)
-            if group is not None and group.name in names:
+            if group is not None and _variable_name(group.name) in names:
                 self._complain(f"{place}/name", f"{_say(group.name)} names another group too", "name each group once")
             elif group is not None:
-                names.add(group.name)
+                names.add(_variable_name(group.name))
                 found.append(group)
         return tuple(found)
 

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Annotated
 
 from msgspec import Meta
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from swarmsched.fields import U8, U16, U32, U53, Name, Part, Value
 from swarmsched.ids import NodeId, Place
@@ -92,6 +92,11 @@ class GangDemand(Demand):
     """What each rank of a gang's first group needs, and what its other groups need `beside` it, by their numbers."""
 
     beside: tuple[GroupNeed, ...] = ()
+
+
+def with_beside(demand: Demand, beside: tuple[GroupNeed, ...]) -> Demand:
+    """What each rank needs, with what other groups need beside it; the demand itself where there are none."""
+    return GangDemand(**asdict(demand), beside=beside) if beside else demand
 
 
 def demand_of(demand: Demand, group: int) -> Demand:

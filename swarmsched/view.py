@@ -11,13 +11,13 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta, field
 
-from swarmsched.api import JobState, gang_demand
+from swarmsched.api import JobState
 from swarmsched.card import NAME_LENGTH, JobCard, RankKey
 from swarmsched.estimate import Estimate, Pool
 from swarmsched.fields import U32, U53, Amount, Job, Name, NodeName, Real, Text, Value
 from swarmsched.ids import JobId, NodeId
 from swarmsched.program import PROGRAM_LENGTH
-from swarmsched.resources import Demand, Free, Share, Shares, world_size
+from swarmsched.resources import Demand, Free, Share, Shares, with_beside, world_size
 
 JOBS_LIMIT = 40_000
 NODES_LIMIT = 20_000
@@ -74,7 +74,7 @@ class JobView(Value):
     @property
     def demand(self) -> Demand:
         """What each rank needs, with what other groups of its need beside the first."""
-        return gang_demand(self.card.demand, self.card.groups)
+        return with_beside(self.card.demand, self.card.groups)
 
     @property
     def shares(self) -> tuple[Share, ...]:

@@ -234,7 +234,9 @@ class Attempt:
     def _commit_request(self, share: Share) -> CommitRequest:
         """The order is that of a job which has this group alone, but for the numbers of ranks and where others are."""
         record, meetings = self._record, self.meetings
-        by_group = [tuple([each for each in record.shares if each.group == group]) for group in range(len(meetings))]
+        by_group = [record.shares]  # which is long for workers that come and go, and read for each of them
+        if record.spec.groups:
+            by_group = [tuple([each for each in record.shares if each.group == n]) for n in range(len(meetings))]
         places = [
             GroupPlace(name, sum([each.ranks for each in shares]), tuple(ranks_by_node(shares)), meeting)
             for name, shares, meeting in zip(record.spec.group_names, by_group, meetings, strict=False)

@@ -100,6 +100,8 @@ def test_what_is_wrong_with_a_group_is_told_at_its_place_and_all_at_once():
 
 def test_groups_need_names_and_stay_within_the_bounds_of_a_job():
     assert {*problems(group="")} == {"/group"}
+    alike = [{"name": "eval-1", "command": ["x"]}, {"name": "eval_1", "command": ["x"]}]
+    assert {*problems(groups=alike)} == {"/groups/1/name"}, "their variables would be one another's"
     assert {*problems(groups=[{"name": f"g{n}", "command": ["x"]} for n in range(8)])} == {"/groups"}
     assert {*problems(ranks=4_000, groups=[{"name": "server", "command": ["x"], "ranks": 97}])} == {"/groups"}
     big = [{"name": f"g{n}", "command": ["x"], "env": {"V": "x" * 9_000}} for n in range(4)]
