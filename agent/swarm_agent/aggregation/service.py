@@ -31,6 +31,7 @@ SHARDS_MAX = 256
 LEARNERS_MAX = 1_024
 SIZE_MOST = 2**40
 TEXT_MOST = 200
+PLAN = ("plan[0]", "plan[1]")
 FIXED_BYTES = 14  # of an element: weights, momentum, what quantising lost, the change; and 1 for each learner
 
 log = logging.getLogger("swarm.aggregator")
@@ -82,6 +83,9 @@ class Aggregation:
             await asyncio.sleep(PENALTY_S)
             raise Declined("too_many", f"more than {PER_SECOND_MOST} requests in a second", "ask when you are answered")
         order = _order(key, request)
+        if request.get("drop") is True:
+            self._drop([name for name, each in self._wanted.items() if each.task == key and name[2] == order["start"]])
+            return {"ok": True}
         self._want(_Wanted(key, order))
         known = request.get("known")
         with suppress(TimeoutError):
@@ -96,7 +100,9 @@ class Aggregation:
     def forget(self, key: TaskKey) -> None:
         """The task is no more, and nothing that it asked for."""
         self._limits.pop(key, None)
-        gone = [name for name, wanted in self._wanted.items() if wanted.task == key]
+        self._drop([name for name, wanted in self._wanted.items() if wanted.task == key])
+
+    def _drop(self, gone: list[tuple[str, int, int]]) -> None:
         for name in gone:
             del self._wanted[name]
             self._tell({"drop": name})
@@ -115,7 +121,8 @@ class Aggregation:
         order = wanted.order
         name = (order["job"], order["attempt"], order["start"])
         former = self._wanted.get(name)
-        if former is not None and former.task != wanted.task:
+        is_newer = former is not None and order["plan"]["number"] > former.order["plan"]["number"]
+        if former is not None and former.task != wanted.task and not is_newer:
             raise Declined("conflict", "another rank of this job has this range hosted here", "ask for another one")
         if former is not None and former.order == order:
             return
@@ -222,11 +229,20 @@ def _order(key: TaskKey, request: Request) -> dict[str, Any]:
             "is_quantised": rule.get("is_quantised", True) is True,
         },
         "plan": {
-            "number": [attempt, 1],
+            "number": _plan(request, attempt),
             "learners": learners,
             "quorum": _count(request, "quorum", 0, LEARNERS_MAX),
         },
     }
+
+
+def _plan(request: Mapping[str, Any], attempt: int) -> list[int]:
+    """Of a gang that changes its plans are numbered; all others have one."""
+    number = request.get("plan", [attempt, 1])
+    if not isinstance(number, list) or len(number) != len(PLAN):
+        raise _bad("plan", number, "send two whole numbers, or leave it out")
+    told = dict(zip(PLAN, number, strict=True))
+    return [_count(told, name, 0, SIZE_MOST) for name in PLAN]
 
 
 def _count(request: Mapping[str, Any], name: str, least: int, most: int) -> int:

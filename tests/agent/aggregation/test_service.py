@@ -81,6 +81,8 @@ async def test_what_is_asked_again_is_told_again_without_another_shard(aggregati
         ({"rule": {**RULE, "momentum": 1.0}}, "bad_outer", "momentum 1.0"),
         ({"key": None}, "bad_outer", "key None"),
         ({"quorum": 1 << 40}, "bad_outer", "quorum"),
+        ({"plan": [3]}, "bad_outer", "plan a list"),
+        ({"plan": [3, -1]}, "bad_outer", "plan[1] -1"),
         ({"size": 1 << 30}, "no_room", "size 1073741824 takes"),
     ],
 )
@@ -100,6 +102,21 @@ async def test_a_task_that_is_over_and_a_range_of_another_rank_are_refused(aggre
     await aggregation.handle(KEY, dict(REQUEST))
     with pytest.raises(Declined, match="another rank of this job"):
         await aggregation.handle(TaskKey(KEY.job_id, KEY.attempt, 2), dict(REQUEST))
+
+
+async def test_a_newer_plan_goes_to_the_same_shard_whichever_rank_of_the_node_asks(aggregation):
+    """The range goes from one part of a gang that changes to another; the former one has no say in it any more."""
+    one, other = (TaskKey(KEY.job_id, KEY.attempt, part) for part in (1, 2))
+    first = await aggregation.handle(one, {**REQUEST, "plan": [3, 1]})
+    assert await aggregation.handle(other, {**REQUEST, "plan": [3, 2], "learners": ["1", "2"]}) == first
+    await until(lambda: [each["plan"] for each in aggregation.told.get("shards", ())] == [[3, 2]])
+    with pytest.raises(Declined, match="another rank of this job"):
+        await aggregation.handle(one, {**REQUEST, "plan": [3, 1]})
+    aggregation.forget(one)
+    assert aggregation.shard_count == 1
+    assert await aggregation.handle(other, {**REQUEST, "plan": [3, 2], "drop": True}) == {"ok": True}
+    assert aggregation.shard_count == 0
+    await until(lambda: aggregation._running is None)
 
 
 async def test_one_that_does_not_start_is_told_of(monkeypatch):
