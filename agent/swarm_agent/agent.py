@@ -157,7 +157,7 @@ class Agent:
 
     async def left_behind(self, job_id: JobId) -> list[KeptFolder]:
         """Working folders of a job's attempts that are over, on this node."""
-        return await self.tasks.left_behind(job_id)
+        return await self.tasks.upkeep.left_behind(job_id)
 
     def has_files(self, spec: JobSpec) -> bool:
         """True when all files of a job whose record is here are on this node."""

@@ -113,7 +113,7 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
             reports=SimpleNamespace(counters=Counter()),
             warm=["one that is ready"],
             aggregation=SimpleNamespace(shard_count=3, starts=2),
-            held_bytes={"work": 20, "environment": 40, "checkpoint": 50},
+            upkeep=SimpleNamespace(held_bytes={"work": 20, "environment": 40, "checkpoint": 50}),
         ),
         arrivals=Arrivals(),
         blobs=SimpleNamespace(is_loaded=True, held_bytes=700),
@@ -149,10 +149,10 @@ def test_what_the_stores_take_is_told_once_they_know_it():
     assert samples(page(source), "swarm_log_store_bytes") == {(): 30}
     assert samples(page(source), "swarm_held_files_bytes") == {(): 600}
     assert samples(page(source), "swarm_held_files_incomplete") == {(): 1}
-    for store, held_bytes in source.tasks.held_bytes.items():
+    for store, held_bytes in source.tasks.upkeep.held_bytes.items():
         assert samples(page(source), f"swarm_{store}_store_bytes") == {(): held_bytes}
     assert samples(page(source), "swarm_store_limit_bytes")["work",] == source.config.work_cache_bytes_max
-    source.tasks.held_bytes["work"] = None
+    source.tasks.upkeep.held_bytes["work"] = None
     assert samples(page(source), "swarm_work_store_bytes") == {}
     source.blobs.is_loaded, source.logs.held_bytes = False, None
     assert samples(page(source), "swarm_blob_store_bytes") == samples(page(source), "swarm_log_store_bytes") == {}

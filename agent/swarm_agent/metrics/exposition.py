@@ -134,7 +134,7 @@ def _disk_families(data_dir: Path) -> Iterator[Metric]:
 
 def _store_families(agent: Agent) -> Iterator[Metric]:
     """As the stores know it themselves; left out until they know what earlier lives of the agent kept."""
-    of_tasks = agent.tasks.held_bytes
+    of_tasks = agent.tasks.upkeep.held_bytes
     for name, text, held_bytes in (
         ("swarm_work_store_bytes", "Working folders of finished tasks.", of_tasks["work"]),
         ("swarm_environment_store_bytes", "Environments that were built.", of_tasks["environment"]),

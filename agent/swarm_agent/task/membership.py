@@ -17,7 +17,7 @@ from swarm_agent.task.tasksocket import PENALTY_S, PER_SECOND_MOST, Budget, Decl
 from swarmsched.fields import cleaned
 from swarmsched.ids import TaskKey
 from swarmsched.task import TaskOrder
-from swarmsched.world import VERSION_MOST, Worker, WorkerState
+from swarmsched.world import VERSION_MOST, Worker, WorkerState, WorldPlan
 
 ANSWER_S = 20.0
 SILENT_S = 30.0  # after an answer; a thread may wait for the interpreter while training loads something large
@@ -258,6 +258,14 @@ def _address(request: Request) -> str:
     address = _text(request, "address", r"[\x21-\x7e]{1,249}:[0-9]{1,5}", "send host:port of the worker's store")
     secret = _text(request, "secret", r"[0-9a-f]{0,64}", "send it in hexadecimal", "")
     return f"{secret}@{address}" if secret else address
+
+
+def document_of(plan: WorldPlan) -> Plan:
+    """The plan as workers are told of it."""
+    members = [member(str(each.part), each.address) for each in plan.members]
+    lost = [str(part) for part in plan.lost]
+    told = {"version": plan.version, "epoch": plan.epoch, "members": members, "lost": lost}
+    return told | {"may_start": plan.may_start}
 
 
 def member(worker: str, address: str) -> dict[str, str]:

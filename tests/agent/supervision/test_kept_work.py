@@ -9,7 +9,7 @@ import pytest
 
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.tree import Unpacker
-from swarm_agent.supervision import runner
+from swarm_agent.supervision import upkeep
 from swarm_agent.supervision.kept_work import SPARED_S, KeptWork
 from swarmsched.effects import ForgetTask, StartTask
 from swarmsched.ids import AttemptKey, JobId, make_job_id
@@ -54,7 +54,7 @@ def test_each_goes_after_its_retention_which_begins_with_the_end(tmp_path: Path)
 async def test_a_folder_thousands_deep_costs_the_node_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runner, "TIDY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(upkeep, "TIDY_INTERVAL_S", 0.0)
     async with Bench(tmp_path, work_cache_bytes_max=MIB) as bench:
         script = "import os\nfor _ in range(3000): os.mkdir('a'); os.chdir('a')\nopen('x', 'wb').write(bytes(2**21))"
         for outcome in ("exit(0)", "exit(1)"):
@@ -113,7 +113,7 @@ async def test_the_folder_of_a_task_without_output_goes_with_its_success(
 
 
 async def test_what_the_output_of_a_task_takes_is_known_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "MEASURE_INTERVAL_S", 0.05)
+    monkeypatch.setattr(upkeep, "MEASURE_INTERVAL_S", 0.05)
     async with Bench(tmp_path / "data") as bench:
         order = make_order("head", "-c", "5000", "/dev/zero")
         bench.runner.perform(StartTask(order, ()))

@@ -473,8 +473,8 @@ async def test_a_shim_that_cannot_start_is_no_lost_task(bench: Bench, tmp_path: 
 async def test_notices_cut_anywhere_and_nonsense_are_understood_as_far_as_possible(bench: Bench) -> None:
     """The FIFO may hold half a line of an earlier life, and a full one is read in pieces."""
     order = make_order("sh", "-c", "echo out; sleep 60")
-    os.write(bench.runner._notify, f"7 log 0\nx y facts\n\n\xff {order.job_id}".encode("latin-1"))
-    os.write(bench.runner._notify, b" 1 nothing\n")
+    os.write(bench.runner._notices._fd, f"7 log 0\nx y facts\n\n\xff {order.job_id}".encode("latin-1"))
+    os.write(bench.runner._notices._fd, b" 1 nothing\n")
     bench.runner.perform(StartTask(order, ()))
     await bench.wait_for(TaskStarted)
     await bench.wait_for_output(order, b"out")
