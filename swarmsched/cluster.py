@@ -210,7 +210,7 @@ class Cluster:
     @property
     def _own_capacity(self) -> Free:
         own = self.own_resources
-        return Free(counted(own.gpus), own.cpu_count, own.memory_bytes, own.labels)
+        return Free(counted(own.gpus), own.cpu_count, own.memory_bytes, own.labels, own.network_mbit_s)
 
     @property
     def _is_barred(self) -> bool:

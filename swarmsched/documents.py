@@ -138,6 +138,7 @@ class NodeDocument(MemberDocument, kw_only=True):
     cpu_count: Count | None = None
     free_memory_bytes: Count | None = None
     memory_bytes: Count | None = None
+    network_mbit_per_second: Count | None = None
     cpu_utilisation_ratio: Number | None = None
     gpu_utilisation_ratio: Number | None = None
     as_of: Time | None = None

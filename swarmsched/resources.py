@@ -53,6 +53,7 @@ class NodeResources(Value):
     cpu_count: U32
     memory_bytes: U53
     labels: Labels = ()
+    network_mbit_s: U32 = 0  # of the interface over which ranks train, each way; 0: not known
 
 
 Device = tuple[str, int, tuple[str, ...]]
@@ -124,6 +125,7 @@ class Free(Value):
     cpus: U32 = 0
     memory_bytes: U53 = 0
     labels: Labels = ()
+    network_mbit_s: U32 = 0  # of a capacity alone; 0: not known
 
     @property
     def gpu_count(self) -> int:

@@ -131,6 +131,11 @@ class AgentConfig:
         setting.whole(0, 64), 1, "processes with torch imported that wait to be workers of the elastic jobs here"
     )
     fabric_address: str = _key(setting.host, "", "address of rank 0 for training traffic (default: advertise)")
+    network_mbit_s: int = _key(
+        setting.whole(0, 10_000_000),
+        0,
+        "speed of the network of fabric_address, in Mbit a second (0: as its driver says)",
+    )
     rendezvous_ports: tuple[int, int] | None = _key(
         setting.port_range, None, "FIRST-LAST, for rank 0 of jobs (default: beside the ephemeral ports)"
     )

@@ -38,6 +38,7 @@ from swarm_agent.storage.store import DATABASE_FILE, Store
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.supervision.runner import TaskRunner
 from swarm_agent.task import shim
+from swarm_agent.task.interfaces import interface_of
 from swarm_agent.telemetry.source import Telemetry
 from swarm_agent.transport.arrivals import ARRIVALS
 from swarmsched.errors import ConfigError, StorageError
@@ -210,6 +211,7 @@ async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
         config,
         agent.post,
         config.name,
+        interface=interface_of(fabric_address),
         own_gpus=agent.tasks.own_gpus,
         booked_gpus=lambda: _leased_gpus(agent.node.ledger.entries),
     )

@@ -81,6 +81,7 @@ class NodeRecord(Value):
     avoided_reason: Annotated[str, Meta(max_length=AVOIDED_REASON_LENGTH)] = ""
     labels: Labels = ()
     api_address: Annotated[str, Meta(max_length=API_ADDRESS_LENGTH)] = ""  # where people ask; "": where peers do
+    network_mbit_s: U32 = 0  # over which ranks train, each way; 0: not known
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -181,7 +182,7 @@ def node_view(record: NodeRecord, *, is_available: bool) -> NodeView:
     return NodeView(
         record.node_id,
         Free(free, record.cpus_free, record.memory_free_bytes, record.labels),
-        Free(tuple(each for each in usable if each.count), record.cpus_total, record.memory_total_bytes, record.labels),
+        _capacity(record, tuple(each for each in usable if each.count)),
         record.total_gpus,
         is_available,
     )
@@ -189,8 +190,11 @@ def node_view(record: NodeRecord, *, is_available: bool) -> NodeView:
 
 def capacity_of(record: NodeRecord) -> Free:
     """All that a remote node has, usable now or not."""
-    gpus = tuple(GpuCount(group.model, group.memory_bytes, group.count) for group in record.groups)
-    return Free(gpus, record.cpus_total, record.memory_total_bytes, record.labels)
+    return _capacity(record, tuple(GpuCount(group.model, group.memory_bytes, group.count) for group in record.groups))
+
+
+def _capacity(record: NodeRecord, gpus: tuple[GpuCount, ...]) -> Free:
+    return Free(gpus, record.cpus_total, record.memory_total_bytes, record.labels, record.network_mbit_s)
 
 
 def _with_free(groups: Sequence[GpuGroup], free: int) -> tuple[GpuGroup, ...]:

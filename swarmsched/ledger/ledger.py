@@ -411,8 +411,9 @@ class Ledger:
         """All that is offered, booked or not."""
         if self.is_draining:
             return Free()
-        offered = counted(self._free_devices(()))
-        return Free(offered, self._resources.cpu_count, self._resources.memory_bytes, self._resources.labels)
+        offered, all_of_it = counted(self._free_devices(())), self._resources
+        rest = (all_of_it.cpu_count, all_of_it.memory_bytes, all_of_it.labels, all_of_it.network_mbit_s)
+        return Free(offered, *rest)
 
     def report(self) -> FreeReport:
         """The free state as it travels in every answer."""

@@ -177,6 +177,7 @@ class Publication:
             avoided_reason=self._ledger.avoided_reason[:AVOIDED_REASON_LENGTH],
             labels=resources.labels,
             api_address=self._config.api_address,
+            network_mbit_s=resources.network_mbit_s,
         )
 
     def _flags(self) -> int:

@@ -115,6 +115,7 @@ def node_document(member: MemberView, status: NodeStatus | None, now_utc_s: floa
         cpu_count=node.cpus_total,
         free_memory_bytes=node.memory_free_bytes,
         memory_bytes=node.memory_total_bytes,
+        network_mbit_per_second=node.network_mbit_s or None,
         cpu_utilisation_ratio=node.cpu_utilisation_percent / 100,
         gpu_utilisation_ratio=node.gpu_utilisation_percent / 100,
         **aged(now_utc_s, status.age_s),

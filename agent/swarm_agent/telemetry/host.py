@@ -1,4 +1,4 @@
-"""Cores, memory and load of the host, from /proc and the control group that the agent runs in.
+"""Cores, memory, load and network of the host, from /proc, /sys and the control group that the agent runs in.
 
 The files are local and answer at once, so they are read in the event loop.
 """
@@ -12,13 +12,18 @@ from swarm_agent.telemetry.reading import HostReading
 
 PROC = Path("/proc")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+INTERFACES = Path("/sys/class/net")
 LIMITS_EVERY = 30
+MBIT_S_MOST = 10_000_000  # more is no speed: drivers that know none say 2**32 - 1
 
 
 class HostProbe:
     """Reads the host; keeps the last CPU counters to turn them into a utilisation."""
 
-    def __init__(self, proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT) -> None:
+    def __init__(self, proc: Path = PROC, cgroup_root: Path = CGROUP_ROOT, interface: str = "") -> None:
+        """`interface`: over which ranks train, whose speed is told."""
+        self._interface = interface
+        self._network_mbit_s = 0
         self._proc = proc
         self._cgroup_root = cgroup_root
         self._last_busy = 0.0
@@ -33,6 +38,7 @@ class HostProbe:
         total, available = memory["MemTotal"], memory.get("MemAvailable", memory["MemFree"])
         if self._reads % LIMITS_EVERY == 0:
             self._limits = (self._cpu_count(), self._memory_limit())
+            self._network_mbit_s = link_mbit_s(self._interface)
         self._reads += 1
         cpu_count, limit = self._limits
         return HostReading(
@@ -40,6 +46,7 @@ class HostProbe:
             memory_total_bytes=min(total, limit),
             memory_available_bytes=min(available, limit),
             cpu_utilisation_ratio=self._cpu_utilisation(),
+            network_mbit_s=self._network_mbit_s,
         )
 
     def _cpu_utilisation(self) -> float:
@@ -71,6 +78,21 @@ class HostProbe:
             group = root / path.lstrip("/")
             yield group
             yield from (parent for parent in group.parents if parent.is_relative_to(root))
+
+
+def link_mbit_s(interface: str, interfaces: Path = INTERFACES) -> int:
+    """Speed of an interface, or of the fastest behind a bridge, as its driver tells; 0 where none is told."""
+    name = interface.partition(":")[0]
+    ports = [interfaces / port.name for port in (interfaces / name).glob("brif/*")]
+    return max([_told_mbit_s(each) for each in (interfaces / name, *ports)]) if name else 0
+
+
+def _told_mbit_s(interface: Path) -> int:
+    try:
+        speed = int((interface / "speed").read_text())
+    except (OSError, ValueError):  # it is down, or virtual
+        return 0
+    return speed if 0 < speed <= MBIT_S_MOST else 0
 
 
 def _meminfo(file: Path) -> dict[str, int]:

@@ -78,6 +78,7 @@ class HostReading:
     memory_total_bytes: int
     memory_available_bytes: int
     cpu_utilisation_ratio: float  # since the reading before
+    network_mbit_s: int = 0  # 0: not known
 
 
 @dataclass(frozen=True, slots=True)

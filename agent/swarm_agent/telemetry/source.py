@@ -75,6 +75,7 @@ class Telemetry:
         post: Callable[[ResourcesRead], None],
         node_id: NodeId,
         *,
+        interface: str = "",
         own_gpus: Callable[[], Mapping[int, Collection[str]]] = dict,
         booked_gpus: Callable[[], Collection[str]] = frozenset,
         clock: Callable[[], float] = time.monotonic,
@@ -87,7 +88,7 @@ class Telemetry:
         self._clock = clock
         self._argv = tuple(argv)
         self._ownership = Ownership(own_gpus)
-        self._host_probe = HostProbe()
+        self._host_probe = HostProbe(interface=interface)
         self._host = HostReading(1, 0, 0, 0.0)
         self._gpus: dict[str, GpuState] = {}
         self._unnamed_losses: set[int] = set()  # indexes of lost GPUs that never told their uuid
@@ -191,7 +192,9 @@ class Telemetry:
         if self._config.witness:
             return NodeResources((), 0, 0)
         offered = tuple(gpu_of(gpu) for gpu in gpus[:GPUS_LIMIT])
-        return NodeResources(offered, self._host.cpu_count, self._host.memory_total_bytes, self._labels)
+        network_mbit_s = self._config.network_mbit_s or self._host.network_mbit_s
+        host = (self._host.cpu_count, self._host.memory_total_bytes, self._labels, network_mbit_s)
+        return NodeResources(offered, *host)
 
     def _own(self, now_s: float) -> None:
         """Say of each process on the GPUs whose it is."""

@@ -36,6 +36,11 @@ def _memory(node: NodeDocument) -> str:
     return f"{free}/{show_bytes(node.memory_bytes)}"
 
 
+def _network(node: NodeDocument) -> str:
+    mbit_s = node.network_mbit_per_second
+    return f"{mbit_s / 1000:g} Gbit/s" if mbit_s else "-"
+
+
 def _load(node: NodeDocument, ratio: float | None) -> str:
     return show_ratio(ratio) if _is_present(node) else "-"
 
@@ -79,6 +84,7 @@ COLUMNS: tuple[Column[NodeDocument], ...] = (
     Column("FREE GPUS", lambda node: _of(node, node.free_gpus, node.total_gpus), is_right=True),
     Column("FREE CPUS", lambda node: _of(node, node.free_cpus, node.cpu_count), is_right=True, gives_way=True),
     Column("FREE MEMORY", _memory, is_right=True, gives_way=True),
+    Column("NETWORK", _network, is_right=True, is_wide=True),
     Column("CPU", lambda node: _load(node, node.cpu_utilisation_ratio), is_right=True, gives_way=True),
     Column("GPU", lambda node: _load(node, node.gpu_utilisation_ratio), is_right=True, gives_way=True),
     Column("HEARD", lambda node: show_duration(node.staleness_seconds), is_right=True),

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from swarm_agent.telemetry.host import LIMITS_EVERY, HostProbe
+from swarm_agent.telemetry.host import LIMITS_EVERY, HostProbe, link_mbit_s
 
 MEMINFO = (
     "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\nHugePages_Total:       0\n"
@@ -70,3 +70,24 @@ def test_the_real_files_can_be_read():
     reading = HostProbe().read()
     assert reading.cpu_count >= 1
     assert 0 < reading.memory_available_bytes <= reading.memory_total_bytes
+
+
+@pytest.mark.parametrize(
+    ("told", "speed"),
+    [("10000\n", 10_000), ("-1\n", 0), ("4294967295\n", 0), ("fast\n", 0), (None, 0)],
+)
+def test_the_speed_of_an_interface_is_that_of_its_driver_if_it_knows_one(tmp_path, told, speed):
+    (tmp_path / "eth0").mkdir()
+    if told is not None:
+        (tmp_path / "eth0/speed").write_text(told)
+    assert link_mbit_s("eth0", tmp_path) == link_mbit_s("eth0:1", tmp_path) == speed
+    assert link_mbit_s("", tmp_path) == 0
+
+
+def test_a_bridge_is_as_fast_as_what_is_behind_it(tmp_path):
+    for name, told in (("br0", "-1"), ("eth0", "25000"), ("tap0", "10")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "speed").write_text(told)
+    for port in ("eth0", "tap0"):
+        (tmp_path / "br0/brif" / port).mkdir(parents=True)
+    assert link_mbit_s("br0", tmp_path) == 25_000

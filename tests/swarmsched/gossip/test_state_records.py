@@ -96,8 +96,11 @@ def test_counts_of_a_remote_node_fit_like_its_devices() -> None:
         cpus_total=32,
         memory_free_bytes=2**36,
         memory_total_bytes=2**38,
+        network_mbit_s=25_000,
     )
+    assert decode_record(encode_record(record)) == record
     view = node_view(record, is_available=True)
+    assert view.capacity.network_mbit_s == 25_000
     for demand in (Demand(gpus=1), Demand(gpus=1, gpu_type="a100"), Demand(gpus=2, gpu_type="T4"), Demand(cpus=3)):
         assert ranks_that_fit(view.free, demand) == ranks_that_fit(free, demand)
     assert (view.total_gpus, view.capacity.gpu_count, view.free.gpu_count) == (6, 6, 4)
