@@ -43,7 +43,7 @@ from swarm_agent.telemetry.source import Telemetry
 from swarm_agent.transport.arrivals import ARRIVALS
 from swarmsched.errors import ConfigError, StorageError
 from swarmsched.events import TasksFound
-from swarmsched.gossip.membership import GENERATION_LEAD_MAX
+from swarmsched.gossip.plausibility import GENERATION_LEAD_MAX
 from swarmsched.gossip.setting import SETTING_ROOM
 from swarmsched.ids import Address, address_text
 from swarmsched.ledger.booking import BookingState, LedgerEntry

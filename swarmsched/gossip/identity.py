@@ -34,6 +34,10 @@ def next_generation(begun_with: int, risen_to: bytes | None, now_utc_s: float) -
     return max(begun_with + 1, int(risen_to or 0) + 1, int(now_utc_s))
 
 
+GREETINGS_MAX = 100
+"""Other holders of this name that are greeted; further ones hear by rumours alone."""
+
+
 class Reaction(Enum):
     """What hearing of oneself led to."""
 
@@ -51,11 +55,20 @@ class Identity:
         self.update = update
         self._jump_count = 0
         self._jumped_s = 0.0
+        self._greetings: set[tuple[bytes, int]] = set()  # other holders of this name, and the generation told to them
 
     @property
     def has_left(self) -> bool:
         """True after `leave`."""
         return self.update.standing is Standing.LEFT
+
+    def is_to_greet(self, claim: Update) -> bool:
+        """Whether another holder of the name has not been told of this generation yet; true once for each."""
+        greeting = (claim.instance_id, self.update.generation)
+        is_news = greeting not in self._greetings and len(self._greetings) < GREETINGS_MAX
+        if is_news:
+            self._greetings.add(greeting)
+        return is_news
 
     def leave(self) -> None:
         """Claim to have left."""

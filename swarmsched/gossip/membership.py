@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from swarmsched.effects import Announce, Persist, SendPeer
+from swarmsched.effects import Persist, SendPeer
 from swarmsched.errors import ConfigError, RemoteProtocolError
 from swarmsched.events import (
     DatagramReceived,
@@ -32,6 +32,7 @@ from swarmsched.events import (
     TimerFired,
 )
 from swarmsched.facts import GenerationRaised
+from swarmsched.gossip.dialler import Dialler
 from swarmsched.gossip.dissemination import Dissemination, MembershipEffect
 from swarmsched.gossip.health import LAG_THRESHOLD_S, LocalHealth
 from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM, Identity, Reaction
@@ -51,36 +52,22 @@ from swarmsched.gossip.message import (
     StreamPong,
     Update,
 )
+from swarmsched.gossip.plausibility import Plausibility
 from swarmsched.gossip.prober import Prober
 from swarmsched.gossip.roster import Roster
-from swarmsched.gossip.suspicion import Suspicion
-from swarmsched.ids import Address, NodeId, is_node_name
+from swarmsched.gossip.suspicion import Suspicions
+from swarmsched.ids import Address, NodeId
 from swarmsched.wire.sealing import WIRE_MINOR_HIGHEST, WIRE_MINOR_LOWEST
 
 MembershipEvent = DatagramReceived | DatagramSendFailed | TimerFired | LoopLagged | PeerMessageReceived | PeerSendFailed
 
 HASH_INTERVAL = 5.0  # probe periods between two comparisons of the membership hash; repairs what rumours missed
-DIAL_INTERVAL_S = 5.0  # between two attempts to reach a dead member or an absent seed: bounds how long a split lasts
-LONELY_DIAL_INTERVAL_S = 1.0  # the same while no other member is known at all
-SLOW_DIAL_AFTER_S, SLOW_DIAL_EVERY = 3_600.0, 12  # one dead for longer is dialled at every so many attempts only
 KEEP_DEAD_S = 86_400.0  # then a failed or departed member is forgotten
-
-GENERATION_LEAD_MAX = 86_400
-INCARNATION_LEAD_MAX = 2**20
-"""A claim further ahead of what this node knows is refused: nothing honest gets there."""
 
 SUSPICION_SHIFT_LAG_S = 1.0
 """After standing still for longer, a node gives everybody it suspects that much time again."""
 
 LEAVE_PEERS = 8
-LONELY_DIALS_MAX = 8
-DIALLED_MAX = 1_000
-
-GREETINGS_MAX = 100
-"""Other holders of this name that are greeted; further ones hear by rumours alone."""
-
-REFUSED_NAMES_MAX = 100
-"""Refused members that are announced by name; the others are only counted."""
 
 
 class Membership:
@@ -96,16 +83,12 @@ class Membership:
         self._outbox = Dissemination(config, self._identity, self._roster, random.Random(rng.getrandbits(64)))
         self._health = LocalHealth()
         self._prober = Prober(config, self._roster, self._health, self._outbox, random.Random(rng.getrandbits(64)))
-        self._suspicions: dict[NodeId, Suspicion] = {}  # exactly the members that stand as SUSPECT
+        self._suspicions = Suspicions()  # of exactly the members that stand as SUSPECT
         self._started_s: float | None = None  # None until the first step
-        self._generation_base = config.generation
-        self._absent_seeds = tuple(seed for seed in config.seeds if seed != config.address)
+        self._plausibility = Plausibility(config.generation)
+        self._dialler = Dialler([seed for seed in config.seeds if seed != config.address], self._roster, rng)
         self._next_probe_s = self._next_hash_s = self._next_dial_s = math.inf
         self._next_deadline_s = 0.0
-        self._dial_count = 0
-        self._dialled: dict[Address, int] = {}  # the last dial of each address by its number, the oldest first
-        self._refused: dict[str, None] = {}  # names announced as refused
-        self._greetings: set[tuple[bytes, int]] = set()  # other holders of this name, and the generation told to them
         self._counters: Counter[str] = Counter()
         self._now_s = 0.0
 
@@ -176,7 +159,7 @@ class Membership:
         self._prober.validate()
         assert self._roster.get(self._config.node_id) is None
         suspects = {member.update.node for member in self._roster if member.update.standing is Standing.SUSPECT}
-        assert suspects == set(self._suspicions)
+        assert suspects == self._suspicions.accused
         assert self._outbox.is_drained
 
     # Commands
@@ -210,9 +193,8 @@ class Membership:
             previous = status_of(self._identity.update)
             self._identity.leave()
             self._self_changed(previous)
-            claim = self._identity.update
             for peer in self._roster.sample(LEAVE_PEERS):
-                self._outbox.send_to(peer, Gossip((claim,)))
+                self._outbox.send_to(peer, Gossip((self._identity.update,)))
         return self._finish()
 
     def forget(self, node_id: NodeId, now_s: float) -> list[MembershipEffect]:
@@ -253,11 +235,9 @@ class Membership:
             deadline_s = min(deadline_s, self._next_probe_s, self._next_hash_s)
             if self._outbox.rumours:
                 deadline_s = min(deadline_s, self._outbox.next_rumour_s)
-        if self._absent_seeds or self._roster.dead:
+        if self._dialler.has_work:
             deadline_s = min(deadline_s, self._next_dial_s)
-        for suspicion in self._suspicions.values():
-            deadline_s = min(deadline_s, suspicion.deadline_s)
-        return deadline_s
+        return min(deadline_s, self._suspicions.earliest_deadline_s)
 
     def _run_timers(self) -> None:
         now_s = self._now_s
@@ -265,9 +245,9 @@ class Membership:
         if now_s < self._next_deadline_s:
             return
         self._health.pass_time(now_s)
-        for node in self._prober.advance(now_s, self._suspicions.keys()):
+        for node in self._prober.advance(now_s, self._suspicions.accused):
             self._on_silence(node)
-        for node in [node for node, suspicion in self._suspicions.items() if suspicion.deadline_s <= now_s]:
+        for node in self._suspicions.due(now_s):
             self._fail(node)
         self._run_periods()
         self._outbox.spread(now_s)
@@ -276,10 +256,10 @@ class Membership:
         """Periodic work is never caught up: after a pause the next round is one period away."""
         now_s = self._now_s
         if now_s >= self._next_dial_s:
-            interval_s = DIAL_INTERVAL_S if len(self._roster) else LONELY_DIAL_INTERVAL_S
-            self._next_dial_s = now_s + interval_s
+            self._next_dial_s = now_s + self._dialler.interval_s
             self._expire_dead()
-            self._dial()
+            for address in [] if self._identity.has_left else self._dialler.next_to_greet(now_s):
+                self._outbox.send(address, self._hello(wants_answer=True))
         if now_s >= self._next_probe_s:
             self._next_probe_s = now_s + self._config.probe_period_s * self._health.multiplier
             self._counters["probe_periods"] += 1
@@ -296,8 +276,7 @@ class Membership:
         if lag_s < SUSPICION_SHIFT_LAG_S:
             return
         self._prober.postpone(lag_s)
-        for suspicion in self._suspicions.values():
-            suspicion.postpone(lag_s)
+        self._suspicions.postpone(lag_s)
 
     # Messages in
 
@@ -365,20 +344,14 @@ class Membership:
         member = self._roster.get(ack.sender)
         if member is None:
             return
-        known = member.update
-        if ack.generation > known.generation:
+        if ack.generation > member.update.generation:
             self._outbox.send(source, self._hello(wants_answer=True))
-        elif (
-            ack.generation < known.generation
-            or (ack.instance_id != known.instance_id and not known.is_conflict)
-            or (known.standing is not Standing.ALIVE and ack.incarnation <= known.incarnation)
-        ):
+        elif _is_held_against(ack, member.update):
             self._outbox.correct(ack.sender)
 
     def _on_hello(self, hello: Hello, source: Address) -> None:
         if hello.sender.instance_id == self._config.instance_id:
-            # A configured seed is this node itself under another address.
-            self._absent_seeds = tuple(seed for seed in self._absent_seeds if seed != source)
+            self._dialler.is_self(source)
             return
         has_heard_of_us = any(update.instance_id == self._config.instance_id for update in hello.updates)
         self._hear((hello.sender, *hello.updates), answer=hello.sender if has_heard_of_us else None)
@@ -404,7 +377,7 @@ class Membership:
         self._health.probe_missed()
         member = self._roster.at(destination)
         if member is not None and member.is_live:
-            self._prober.send_failed(member.update.node, self._now_s, self._suspicions.keys())
+            self._prober.send_failed(member.update.node, self._now_s, self._suspicions.accused)
 
     def _on_silence(self, node: NodeId) -> None:
         """A probe was answered in no way.  A node that is itself slow only asks; it does not accuse."""
@@ -423,8 +396,7 @@ class Membership:
         if not updates:
             return
         if not len(self._roster):
-            # A node that knows nobody has nothing to judge by; its own clock may be the one that is wrong.
-            self._generation_base = max(self._generation_base, *(update.generation for update in updates))
+            self._plausibility.believe(updates)
         for update in updates:
             if update.node == self._config.node_id:
                 self._hear_of_self(update, is_answer=update is answer)
@@ -434,7 +406,7 @@ class Membership:
     def _hear_of(self, update: Update, *, is_list: bool) -> None:
         member = self._roster.get(update.node)
         if member is None:
-            if self._is_plausible(update, None) and not self._is_bygone(update):
+            if self._is_plausible(update, None) and not _is_bygone(update):
                 self._adopt(update)  # an accusation of an unknown member stays as a tombstone
             return
         known = member.update
@@ -478,11 +450,8 @@ class Membership:
             self._outbox.correct(update.node)
 
     def _hear_of_self(self, update: Update, *, is_answer: bool) -> None:
-        if update.generation > self._generation_limit():
-            self._refuse(update, "generation")
-            return
-        if update.incarnation > INCARNATION_LEAD_MAX + self.incarnation:
-            self._refuse(update, "incarnation")
+        if problem := self._plausibility.problem_of_own(update, self.incarnation, self._up_s):
+            self._refuse(update, problem)
             return
         previous = status_of(self._identity.update)
         match self._identity.hear(update, self._now_s, is_answer=is_answer):
@@ -511,12 +480,9 @@ class Membership:
 
         The greeting repeats the claim: whoever finds itself in it knows that the greeter is no ghost of the past.
         """
-        greeting = (claim.instance_id, self.generation)
-        is_news = greeting not in self._greetings and len(self._greetings) < GREETINGS_MAX
-        if claim.address != self._config.address and is_news:
-            self._greetings.add(greeting)
-            hello = Hello(self._identity.update, self.membership_hash, wants_answer=False, updates=(claim,))
-            self._outbox.send(claim.address, hello)
+        if claim.address != self._config.address and self._identity.is_to_greet(claim):
+            greeting = Hello(self._identity.update, self.membership_hash, wants_answer=False, updates=(claim,))
+            self._outbox.send(claim.address, greeting)
 
     def _self_changed(self, previous: MemberStatus) -> None:
         own = self._identity.update
@@ -541,7 +507,7 @@ class Membership:
         previous_status = None if member is None else member.status
         member = self._roster.put(update, self._now_s)
         self._outbox.put_rumour(update, self._now_s)
-        self._track_suspicion(update)
+        self._suspicions.track(update, len(self._roster.live) + 1, self._now_s)
         if not member.is_live:
             self._prober.drop(update.node)
         elif previous is None or previous.standing >= Standing.FAILED:
@@ -550,15 +516,8 @@ class Membership:
             self._counters[f"became_{member.status.value}"] += 1
             self._outbox.emit(MemberChanged(member.view(self._now_s), previous_status))
 
-    def _track_suspicion(self, update: Update) -> None:
-        """A refutation, a verdict or a newer accusation replaces the suspicion before it."""
-        self._suspicions.pop(update.node, None)
-        if update.standing is Standing.SUSPECT:
-            self._suspicions[update.node] = Suspicion(update.accuser, len(self._roster.live) + 1, self._now_s)
-
     def _confirm(self, update: Update) -> None:
-        suspicion = self._suspicions[update.node]
-        if suspicion.confirm(update.accuser):
+        if self._suspicions.confirm(update):
             self._outbox.put_rumour(update, self._now_s)  # others count this accuser too
 
     def _accuse(self, claim: Update, accuser: str) -> None:
@@ -581,81 +540,23 @@ class Membership:
             self._outbox.send_to(update.node, Gossip((member.update,)))
 
     def _fail(self, node: NodeId) -> None:
-        member = self._roster.get(node)
-        assert member is not None
-        self._adopt(replace(member.update, standing=Standing.FAILED, accuser=self._config.node_id))
+        if member := self._roster.get(node):
+            self._adopt(replace(member.update, standing=Standing.FAILED, accuser=self._config.node_id))
 
     def _is_plausible(self, update: Update, known: Update | None) -> bool:
-        base = known.incarnation if known is not None and known.generation == update.generation else 0
-        if update.generation > self._generation_limit():
-            problem = "generation"
-        elif update.incarnation > base + INCARNATION_LEAD_MAX:
-            problem = "incarnation"
-        elif known is None and not is_node_name(update.node):
-            problem = "name"
-        elif known is None and self._roster.is_full:
-            problem = "number of members"
-        else:
-            return True
-        self._refuse(update, problem)
-        return False
+        problem = self._plausibility.problem_of(update, known, self._up_s, is_full=self._roster.is_full)
+        if problem:
+            self._refuse(update, problem)
+        return not problem
 
-    def _generation_limit(self) -> float:
-        """Own generation, which was the time of the start, moved on to now; and a day of clock error."""
-        return self._generation_base + (self._now_s - (self._started_s or 0.0)) + GENERATION_LEAD_MAX
+    @property
+    def _up_s(self) -> float:
+        return self._now_s - (self._started_s or 0.0)
 
     def _refuse(self, update: Update, problem: str) -> None:
         self._counters["refused_claims"] += 1
-        if update.node in self._refused or len(self._refused) >= REFUSED_NAMES_MAX:
-            return
-        self._refused[update.node] = None
-        text = (
-            f"a claim about {update.node} is refused for its {problem} "
-            f"(generation {update.generation}, incarnation {update.incarnation}); check the clocks of both nodes"
-        )
-        self._outbox.emit(Announce("member.refused", text, node=update.node, fields={"problem": problem}))
-
-    def _is_bygone(self, update: Update) -> bool:
-        is_dead = update.standing >= Standing.FAILED
-        return is_dead and update.age_s >= KEEP_DEAD_S
-
-    # Dialling
-
-    def _dial(self) -> None:
-        """Greet one dead member or absent seed; all seeds (at most 8) while this node knows nobody."""
-        if self._identity.has_left:
-            return
-        self._dial_count += 1
-        seeds = [seed for seed in self._absent_seeds if not self._is_present(seed)]
-        if not len(self._roster):
-            for seed in self._rng.sample(seeds, min(len(seeds), LONELY_DIALS_MAX)):
-                self._outbox.send(seed, self._hello(wants_answer=True))
-            return
-        candidates = seeds + [where for name in self._roster.dead if (where := self._dialled_address(name))]
-        if candidates:
-            self._outbox.send(self._longest_not_dialled(candidates), self._hello(wants_answer=True))
-
-    def _longest_not_dialled(self, candidates: Sequence[Address]) -> Address:
-        """Each has its turn: one that is lost for good must not keep two that live from finding one another."""
-        chosen = min(candidates, key=lambda where: (self._dialled.get(where, 0), self._rng.random()))
-        self._dialled.pop(chosen, None)
-        self._dialled[chosen] = self._dial_count
-        if len(self._dialled) > DIALLED_MAX:
-            del self._dialled[next(iter(self._dialled))]
-        return chosen
-
-    def _is_present(self, seed: Address) -> bool:
-        member = self._roster.at(seed)
-        return member is not None and member.is_live
-
-    def _dialled_address(self, node: NodeId) -> Address | None:
-        member = self._roster.get(node)
-        if member is None or member.update.standing is not Standing.FAILED:
-            return None
-        is_old = self._now_s - member.changed_s > SLOW_DIAL_AFTER_S
-        if is_old and self._dial_count % SLOW_DIAL_EVERY:
-            return None
-        return member.update.address
+        if announced := self._plausibility.refuse(update, problem):
+            self._outbox.emit(announced)
 
     def _expire_dead(self) -> None:
         for node in [*self._roster.dead]:
@@ -669,6 +570,19 @@ class Membership:
 
     def _self_view(self, now_s: float) -> MemberView:
         return Member(self._identity.update, self._self_since_s).view(now_s)
+
+
+def _is_bygone(update: Update) -> bool:
+    return update.standing >= Standing.FAILED and update.age_s >= KEEP_DEAD_S
+
+
+def _is_held_against(ack: Ack, known: Update) -> bool:
+    """Whether what is known of the member is more than who answers knows of itself."""
+    return (
+        ack.generation < known.generation
+        or (ack.instance_id != known.instance_id and not known.is_conflict)
+        or (known.standing is not Standing.ALIVE and ack.incarnation <= known.incarnation)
+    )
 
 
 def _first_claim(config: MembershipConfig) -> Update:

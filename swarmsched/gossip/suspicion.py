@@ -1,6 +1,10 @@
 """A suspicion: a verdict on its way, the faster the more members reach it independently (Lifeguard, 2018)."""
 
 import math
+from collections.abc import Set as AbstractSet
+
+from swarmsched.gossip.message import Standing, Update
+from swarmsched.ids import NodeId
 
 CONFIRMATIONS_WANTED = 2
 SUSPICION_FACTOR = 3.0
@@ -53,3 +57,43 @@ class Suspicion:
             return self._started_s + self._min_s
         agreement = math.log(len(self._accusers)) / math.log(self._wanted + 1)
         return self._started_s + self._max_s - agreement * (self._max_s - self._min_s)
+
+
+class Suspicions:
+    """All members that are accused at one node."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[NodeId, Suspicion] = {}
+
+    def __getitem__(self, node: NodeId) -> Suspicion:
+        """The one of a member; KeyError where it is not accused."""
+        return self._by_node[node]
+
+    @property
+    def accused(self) -> AbstractSet[NodeId]:
+        """Their names."""
+        return self._by_node.keys()
+
+    @property
+    def earliest_deadline_s(self) -> float:
+        """When the first of them is due; infinity if none ever is."""
+        return min((each.deadline_s for each in self._by_node.values()), default=math.inf)
+
+    def due(self, now_s: float) -> list[NodeId]:
+        """Whose time is over."""
+        return [node for node, suspicion in self._by_node.items() if suspicion.deadline_s <= now_s]
+
+    def track(self, update: Update, member_count: int, now_s: float) -> None:
+        """A refutation, a verdict or a newer accusation replaces the suspicion before it."""
+        self._by_node.pop(update.node, None)
+        if update.standing is Standing.SUSPECT:
+            self._by_node[update.node] = Suspicion(update.accuser, member_count, now_s)
+
+    def confirm(self, update: Update) -> bool:
+        """See `Suspicion.confirm`."""
+        return self._by_node[update.node].confirm(update.accuser)
+
+    def postpone(self, lag_s: float) -> None:
+        """See `Suspicion.postpone`."""
+        for suspicion in self._by_node.values():
+            suspicion.postpone(lag_s)

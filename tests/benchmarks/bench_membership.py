@@ -94,7 +94,7 @@ def _settled() -> Membership:
     membership._next_deadline_s = membership._next_probe_s = membership._next_hash_s = 1_000.0
     membership._prober._probes.clear()
     membership._prober._probed.clear()
-    membership._suspicions.clear()
+    membership._suspicions._by_node.clear()
     return membership
 
 

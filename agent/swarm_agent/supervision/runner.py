@@ -273,13 +273,12 @@ class TaskRunner:
 
     def own_pids(self) -> set[int]:
         """The shims of this node; every process of a task is a descendant of one, daemons included."""
-        pids = (task.link.facts.shim_pid for task in self._tasks.values() if task.is_running)
-        return {pid for pid in pids if pid}
+        return {pid for task in self._tasks.values() if task.is_running and (pid := task.link.facts.shim_pid)}
 
     def own_gpus(self) -> dict[int, frozenset[str]]:
         """The uuids of the GPUs that each task was given, by the pid of its shim."""
-        running = (task for task in self._tasks.values() if task.is_running)
-        return {task.link.facts.shim_pid: frozenset(gpu.uuid for gpu in task.gpus) for task in running}
+        tasks = self._tasks.values()
+        return {task.link.facts.shim_pid: frozenset(gpu.uuid for gpu in task.gpus) for task in tasks if task.is_running}
 
     def processes(self) -> set[int]:
         """The shims and all their descendants.  One pass over /proc."""
@@ -304,8 +303,7 @@ class TaskRunner:
 
     def _stage(self, order: TaskOrder) -> None:
         key = order.key
-        known = self._tasks.get(key)
-        if known:
+        if known := self._tasks.get(key):
             if known.stage is TaskStage.STAGED:
                 self._post(TaskStaged.about(key))
             return

@@ -16,9 +16,10 @@ from swarmsched.events import (
     PeerMessageReceived,
     TimerFired,
 )
+from swarmsched.gossip.dialler import DIAL_INTERVAL_S
 from swarmsched.gossip.identity import JUMPS_MAX
 from swarmsched.gossip.member import MemberChanged, MemberStatus
-from swarmsched.gossip.membership import DIAL_INTERVAL_S, Membership
+from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import (
     MEMBERSHIP_CODEC,
