@@ -55,7 +55,7 @@ from swarmsched.gossip.message import (
 from swarmsched.gossip.plausibility import Plausibility
 from swarmsched.gossip.prober import Prober
 from swarmsched.gossip.roster import Roster
-from swarmsched.gossip.suspicion import Suspicions
+from swarmsched.gossip.suspicion import SuspicionTable
 from swarmsched.ids import Address, NodeId
 from swarmsched.wire.sealing import WIRE_MINOR_HIGHEST, WIRE_MINOR_LOWEST
 
@@ -83,7 +83,7 @@ class Membership:
         self._outbox = Dissemination(config, self._identity, self._roster, random.Random(rng.getrandbits(64)))
         self._health = LocalHealth()
         self._prober = Prober(config, self._roster, self._health, self._outbox, random.Random(rng.getrandbits(64)))
-        self._suspicions = Suspicions()  # of exactly the members that stand as SUSPECT
+        self._suspicions = SuspicionTable()  # of exactly the members that stand as SUSPECT
         self._started_s: float | None = None  # None until the first step
         self._plausibility = Plausibility(config.generation)
         self._dialler = Dialler([seed for seed in config.seeds if seed != config.address], self._roster, rng)

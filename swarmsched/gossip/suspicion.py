@@ -59,7 +59,7 @@ class Suspicion:
         return self._started_s + self._max_s - agreement * (self._max_s - self._min_s)
 
 
-class Suspicions:
+class SuspicionTable:
     """All members that are accused at one node."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Suspicions:
 
     @property
     def accused(self) -> AbstractSet[NodeId]:
-        """Their names."""
+        """The names of all that are accused."""
         return self._by_node.keys()
 
     @property

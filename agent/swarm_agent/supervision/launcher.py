@@ -77,7 +77,7 @@ class Launcher:
         assert task.account is not None
         self._sockets.open(task.key, token, task.account)
         launch = self._launch_file(task, bound, self._task_variables(task, token))
-        task.stage = TaskStage.LAUNCHED
+        task.reached(TaskStage.LAUNCHED)
         if self._start_warm(task, launch):
             watch()
         else:
@@ -89,8 +89,9 @@ class Launcher:
         found = warm_start(launch.argv, launch.common_env, launch.account) if is_elastic else None
         if found is None:
             return False
-        task.warm_start, argv = found
-        waiting = self._warm.take(task.warm_start)
+        like, argv = found
+        task.starts_like(like)
+        waiting = self._warm.take(like)
         if waiting is None:
             return False
         task.link.start_warm(replace(launch, warm_argv=argv), waiting)

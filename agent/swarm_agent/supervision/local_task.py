@@ -74,6 +74,26 @@ class LocalTask:
         """The last word about it."""
         return TaskExited.about(self.key, self.link.facts.exit_list, self.failure, self.detail[:1_000])
 
+    def begin(self, order: TaskOrder, gpus: tuple[Gpu, ...], until_s: float) -> None:
+        """The core wants it started; `until_s` by the monotonic clock."""
+        self.order, self.gpus, self.until_s = order, gpus, until_s
+
+    def reached(self, stage: TaskStage) -> None:
+        """The task has come that far."""
+        self.stage = stage
+
+    def fail(self, failure: TaskFailure, detail: str) -> None:
+        """Keep why it ended, or never began."""
+        self.failure, self.detail = failure, detail
+
+    def heard(self) -> None:
+        """The shim, or the task runner, has told something new of the task."""
+        self.revision += 1
+
+    def starts_like(self, warm_start: WarmStart) -> None:
+        """Processes that wait for workers like it are of this kind."""
+        self.warm_start = warm_start
+
     def go_on(self) -> None:
         """Take in what the shim of an earlier life of the agent has recorded; it lives."""
         facts = self.link.facts

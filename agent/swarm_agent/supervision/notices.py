@@ -10,7 +10,7 @@ from swarmsched.ids import AttemptKey, JobId, TaskKey
 NOTICE_BYTES = 2**16
 
 
-class Notices:
+class NoticePipe:
     """Reads the FIFO `notify` of a folder; `facts_came` and `log_came` are told once of what one read has."""
 
     def __init__(

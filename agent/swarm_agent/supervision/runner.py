@@ -30,7 +30,7 @@ from swarm_agent.supervision.launcher import Launcher
 from swarm_agent.supervision.limits import TaskLimits
 from swarm_agent.supervision.local_task import LocalTask
 from swarm_agent.supervision.logs import LogStore
-from swarm_agent.supervision.notices import Notices
+from swarm_agent.supervision.notices import NoticePipe
 from swarm_agent.supervision.orders import (
     FactKind,
     directory_name,
@@ -174,7 +174,7 @@ class TaskRunner:
         self.warm = WarmPool(self._tasks_dir, config.warm_workers)
         self._rendezvous = Rendezvous(fabric_address, config.rendezvous_range)
         self._tasks: dict[TaskKey, LocalTask] = {}
-        self._notices = Notices(self._tasks_dir, self._facts_came, agent.logs.wake)
+        self._notices = NoticePipe(self._tasks_dir, self._facts_came, agent.logs.wake)
         is_apart = not config.checkpoint_dir_shared  # what is full everywhere at once must not stop the whole swarm
         self.upkeep = Upkeep(
             (config.data_dir, config.checkpoint_root) if is_apart else (config.data_dir,),
@@ -320,7 +320,8 @@ class TaskRunner:
             self._agent.logs.closed(task.key)
             self._post(TaskStageFailed.about(task.key, error.failure, error.detail[:1_000]))
         else:
-            task.stage, task.work, task.phase = TaskStage.STAGED, None, StartPhase.NONE
+            task.work, task.phase = None, StartPhase.NONE
+            task.reached(TaskStage.STAGED)
             self._post(TaskStaged.about(task.key))
 
     async def _prepare(self, task: LocalTask) -> PreparedTask:
@@ -357,7 +358,7 @@ class TaskRunner:
         if task and task.stage is not TaskStage.STAGED:
             return  # repeated: it is on its way already
         task = self._tasks[key] = task or self._new_task(order)
-        task.order, task.gpus, task.until_s = order, effect.gpus, effect.until_s
+        task.begin(order, effect.gpus, effect.until_s)
         self._agent.logs.opened(key)
         try:
             if task.prepared is None and not self._stager.is_quick(order):
@@ -407,7 +408,7 @@ class TaskRunner:
         is_found = await asyncio.to_thread(task.link.attach)
         task.work, facts = None, task.link.facts
         if not is_found and facts.is_exited:
-            task.failure, task.detail = facts.failure, facts.detail
+            task.fail(facts.failure, facts.detail)
             self._ended(task)
             return
         try:
@@ -421,7 +422,7 @@ class TaskRunner:
     def _give_up(self, task: LocalTask, error: StagingFailed) -> None:
         """It never ran: say so to the user and to the core."""
         self._explain(task, error)
-        task.failure, task.detail = error.failure, error.detail
+        task.fail(error.failure, error.detail)
         self._ended(task)
 
     # News of shims.
@@ -437,18 +438,18 @@ class TaskRunner:
         if facts.is_damaged and not was_damaged:
             self._tell_damaged(task)
         for fact in told:
-            task.revision += 1
+            task.heard()
             if isinstance(fact, RankExit):
                 self._post(RankExited.about(task.key, fact))
             elif fact is FactKind.STARTED:
-                task.stage = TaskStage.STARTED
+                task.reached(TaskStage.STARTED)
                 self._post(TaskStarted.about(task.key, facts.started_utc_s))
                 if task.warm_start and (cause := task.link.last_error()):
                     log.warning("worker has started as if none had waited job_id=%s cause=%s", task.key.job_id, cause)
             elif fact in (FactKind.FROZEN, FactKind.THAWED):
                 self._post(TaskFreezeChanged.about(task.key, fact is FactKind.FROZEN))
             elif fact is FactKind.EXITED:
-                task.failure, task.detail = facts.failure, facts.detail
+                task.fail(facts.failure, facts.detail)
                 self._ended(task)
 
     def _tell_damaged(self, task: LocalTask) -> None:
@@ -471,8 +472,8 @@ class TaskRunner:
         self._ended(task)
 
     def _ended(self, task: LocalTask) -> None:
-        task.stage = TaskStage.EXITED
-        task.revision += 1
+        task.reached(TaskStage.EXITED)
+        task.heard()
         self._agent.logs.closed(task.key)
         self._sockets.close(task.key)
         if task.warm_start:
@@ -517,7 +518,7 @@ class TaskRunner:
             task.work.cancel()
             task.work = None
         self._rendezvous.release(task.key)
-        task.detail = "stopped before it was started"
+        task.fail(TaskFailure.NONE, "stopped before it was started")
         self._ended(task)
 
     def _forget(self, key: TaskKey) -> None:
@@ -564,8 +565,8 @@ class TaskRunner:
                 return
             task.let_go()  # and the loop as well: libuv aborts a process that polls a closed descriptor
             await task.end_leftovers()
-            task.stage, task.failure = TaskStage.EXITED, TaskFailure.LOST
-            task.detail = f"what {task.order.node} knew of it cannot be read"
+            task.reached(TaskStage.EXITED)
+            task.fail(TaskFailure.LOST, f"what {task.order.node} knew of it cannot be read")
 
     async def _find(self, key: TaskKey, directory: Path) -> None:
         path = directory / "order.json"
