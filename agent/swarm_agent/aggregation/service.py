@@ -121,9 +121,12 @@ class Aggregation:
         order = wanted.order
         name = (order["job"], order["attempt"], order["start"])
         former = self._wanted.get(name)
-        is_newer = former is not None and order["plan"]["number"] > former.order["plan"]["number"]
-        if former is not None and former.task != wanted.task and not is_newer:
+        number, obeyed = order["plan"]["number"], former.order["plan"]["number"] if former else None
+        if former is not None and former.task != wanted.task and number <= obeyed:
             raise Declined("conflict", "another rank of this job has this range hosted here", "ask for another one")
+        if former is not None and number < obeyed:
+            problem = f"plan {number} cannot be: this range is hosted here under {obeyed}"
+            raise Declined("conflict", problem, "ask under the newest plan")
         if former is not None and former.order == order:
             return
         others = [each for each in self._wanted.values() if each is not former]

@@ -112,6 +112,8 @@ async def test_a_newer_plan_goes_to_the_same_shard_whichever_rank_of_the_node_as
     await until(lambda: [each["plan"] for each in aggregation.told.get("shards", ())] == [[3, 2]])
     with pytest.raises(Declined, match="another rank of this job"):
         await aggregation.handle(one, {**REQUEST, "plan": [3, 1]})
+    with pytest.raises(Declined, match=r"hosted here under \[3, 2\]"):
+        await aggregation.handle(other, {**REQUEST, "plan": [3, 1]})
     aggregation.forget(one)
     assert aggregation.shard_count == 1
     assert await aggregation.handle(other, {**REQUEST, "plan": [3, 2], "drop": True}) == {"ok": True}
