@@ -33,7 +33,7 @@ class Dialler:
         """How long after one attempt the next is due."""
         return DIAL_INTERVAL_S if len(self._roster) else LONELY_DIAL_INTERVAL_S
 
-    def is_self(self, address: Address) -> None:
+    def drop_seed(self, address: Address) -> None:
         """A configured seed is this node itself under another address."""
         self._absent_seeds = tuple(seed for seed in self._absent_seeds if seed != address)
 

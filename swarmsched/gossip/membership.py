@@ -258,8 +258,9 @@ class Membership:
         if now_s >= self._next_dial_s:
             self._next_dial_s = now_s + self._dialler.interval_s
             self._expire_dead()
-            for address in [] if self._identity.has_left else self._dialler.next_to_greet(now_s):
-                self._outbox.send(address, self._hello(wants_answer=True))
+            if not self._identity.has_left:
+                for address in self._dialler.next_to_greet(now_s):
+                    self._outbox.send(address, self._hello(wants_answer=True))
         if now_s >= self._next_probe_s:
             self._next_probe_s = now_s + self._config.probe_period_s * self._health.multiplier
             self._counters["probe_periods"] += 1
@@ -351,7 +352,7 @@ class Membership:
 
     def _on_hello(self, hello: Hello, source: Address) -> None:
         if hello.sender.instance_id == self._config.instance_id:
-            self._dialler.is_self(source)
+            self._dialler.drop_seed(source)
             return
         has_heard_of_us = any(update.instance_id == self._config.instance_id for update in hello.updates)
         self._hear((hello.sender, *hello.updates), answer=hello.sender if has_heard_of_us else None)
@@ -540,8 +541,9 @@ class Membership:
             self._outbox.send_to(update.node, Gossip((member.update,)))
 
     def _fail(self, node: NodeId) -> None:
-        if member := self._roster.get(node):
-            self._adopt(replace(member.update, standing=Standing.FAILED, accuser=self._config.node_id))
+        member = self._roster.get(node)
+        assert member is not None
+        self._adopt(replace(member.update, standing=Standing.FAILED, accuser=self._config.node_id))
 
     def _is_plausible(self, update: Update, known: Update | None) -> bool:
         problem = self._plausibility.problem_of(update, known, self._up_s, is_full=self._roster.is_full)

@@ -65,10 +65,6 @@ class SuspicionTable:
     def __init__(self) -> None:
         self._by_node: dict[NodeId, Suspicion] = {}
 
-    def __getitem__(self, node: NodeId) -> Suspicion:
-        """The one of a member; KeyError where it is not accused."""
-        return self._by_node[node]
-
     @property
     def accused(self) -> AbstractSet[NodeId]:
         """The names of all that are accused."""

@@ -411,9 +411,8 @@ class Ledger:
         """All that is offered, booked or not."""
         if self.is_draining:
             return Free()
-        offered, all_of_it = counted(self._free_devices(())), self._resources
-        rest = (all_of_it.cpu_count, all_of_it.memory_bytes, all_of_it.labels, all_of_it.network_mbit_s)
-        return Free(offered, *rest)
+        offered, node = counted(self._free_devices(())), self._resources
+        return Free(offered, node.cpu_count, node.memory_bytes, node.labels, node.network_mbit_s)
 
     def report(self) -> FreeReport:
         """The free state as it travels in every answer."""

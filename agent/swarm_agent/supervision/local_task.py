@@ -104,18 +104,19 @@ class LocalTask:
         if self.account is not None and self.order.is_worker:
             self.warm_start = self.link.warm_start(self.account)
         if facts.is_exited:
-            self.stage, self.failure, self.detail = TaskStage.EXITED, facts.failure, facts.detail
+            self.reached(TaskStage.EXITED)
+            self.fail(facts.failure, facts.detail)
 
     async def close_account(self) -> None:
         """The shim of an earlier life is gone: its record tells the end, or nobody does."""
         facts = self.link.facts
-        self.stage = TaskStage.EXITED
+        self.reached(TaskStage.EXITED)
         self.revision = len(facts.exits) + 2
-        self.failure, self.detail = facts.failure, facts.detail
+        self.fail(facts.failure, facts.detail)
         if not facts.is_exited:
             await self.end_leftovers()
-            self.failure = TaskFailure.LOST
-            self.detail = f"the supervising process on {self.order.node} ended without a record (power cut or kill -9)"
+            cause = "ended without a record (power cut or kill -9)"
+            self.fail(TaskFailure.LOST, f"the supervising process on {self.order.node} {cause}")
 
     async def close_without_a_word(self) -> None:
         """The shim of this life is gone without having told the end."""

@@ -129,12 +129,12 @@ class TaskRunner:
         self._tasks_dir = config.data_dir / "tasks"
         self._jobs_dir = config.data_dir / "jobs"
         self._accounts = accounts or JobAccounts(config.job_user)
-        inherit = inherited(os.environ, config.env_allow)
+        self._inherit = inherited(os.environ, config.env_allow)
         self.fetcher = BlobFetcher(agent.blobs, agent, config.name)
         self._environments = EnvironmentStore(
             config.data_dir / "envs",
             default_python(),
-            inherit | inherited(os.environ, INSTALLER_ENV),
+            self._inherit | inherited(os.environ, INSTALLER_ENV),
             config.environment_cache_bytes_max,
         )
         self._folders = CheckpointFolders(config.checkpoint_root, config.checkpoint_dir_shared)
@@ -198,7 +198,7 @@ class TaskRunner:
             self.limits = await asyncio.to_thread(TaskLimits.find, self._config.task_processes_max)
         self._launcher = Launcher(
             self._fabric_address,
-            inherited(os.environ, self._config.env_allow),
+            self._inherit,
             install_tools(self._config.data_dir / "tools"),
             self.limits,
             self._agent.logs.config,

@@ -83,8 +83,10 @@ class HostProbe:
 def link_mbit_s(interface: str, interfaces: Path = INTERFACES) -> int:
     """Speed of an interface, or of the fastest behind a bridge, as its driver tells; 0 where none is told."""
     name = interface.partition(":")[0]
+    if not name:
+        return 0
     ports = [interfaces / port.name for port in (interfaces / name).glob("brif/*")]
-    return max([_told_mbit_s(each) for each in (interfaces / name, *ports)]) if name else 0
+    return max([_told_mbit_s(each) for each in (interfaces / name, *ports)])
 
 
 def _told_mbit_s(interface: Path) -> int:

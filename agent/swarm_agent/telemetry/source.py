@@ -192,9 +192,9 @@ class Telemetry:
         if self._config.witness:
             return NodeResources((), 0, 0)
         offered = tuple(gpu_of(gpu) for gpu in gpus[:GPUS_LIMIT])
-        network_mbit_s = self._config.network_mbit_s or self._host.network_mbit_s
-        host = (self._host.cpu_count, self._host.memory_total_bytes, self._labels, network_mbit_s)
-        return NodeResources(offered, *host)
+        host, told_mbit_s = self._host, self._config.network_mbit_s
+        network_mbit_s = told_mbit_s or host.network_mbit_s
+        return NodeResources(offered, host.cpu_count, host.memory_total_bytes, self._labels, network_mbit_s)
 
     def _own(self, now_s: float) -> None:
         """Say of each process on the GPUs whose it is."""

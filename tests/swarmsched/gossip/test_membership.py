@@ -280,7 +280,7 @@ def test_two_independent_accusers_shorten_the_suspicion_to_its_minimum() -> None
     driver = Driver("a", "b", "c", "d", "e")
     for accuser in ("a", "b", "c"):
         driver.hear(claim("e", SUSPECT, accuser=accuser))
-    assert driver.membership._suspicions[NodeId("e")].deadline_s == pytest.approx(driver.now_s + 3.0)
+    assert driver.membership._suspicions._by_node[NodeId("e")].deadline_s == pytest.approx(driver.now_s + 3.0)
     driver.advance(3.001, acknowledge=True)
     assert driver.status("e") is MemberStatus.FAILED
 
@@ -288,9 +288,13 @@ def test_two_independent_accusers_shorten_the_suspicion_to_its_minimum() -> None
 def test_the_same_accuser_twice_confirms_nothing() -> None:
     driver = Driver("a", "b", "c", "d", "e")
     driver.hear(claim("e", SUSPECT, accuser="a"))
-    deadline_s = driver.membership._suspicions[NodeId("e")].deadline_s
+    deadline_s = driver.membership._suspicions._by_node[NodeId("e")].deadline_s
     driver.hear(claim("e", SUSPECT, accuser="a"))
-    assert driver.membership._suspicions[NodeId("e")].deadline_s == deadline_s == pytest.approx(driver.now_s + 18.0)
+    assert (
+        driver.membership._suspicions._by_node[NodeId("e")].deadline_s
+        == deadline_s
+        == pytest.approx(driver.now_s + 18.0)
+    )
 
 
 def test_a_stale_suspicion_does_not_undo_a_refutation() -> None:
