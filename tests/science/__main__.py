@@ -30,6 +30,7 @@ from swarm_client.plot import draw
 from swarm_client.progress import ProgressBar
 from swarmsched.models import ONE_THREAD
 from swarmsched.policies.registry import policy_id
+from tests.science import autops
 from tests.science.cells import Cell, Line, read_lines, run
 from tests.science.drawn import CAPTION, YARDSTICK
 from tests.science.drawn import draw as draw_workloads
@@ -56,6 +57,7 @@ TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "r
 TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "p99_slowdown", "rho_p50", "rho_p99", "rho_worst")
 TOLD += ("rescales_per_job", "rescales_most", "reversed_decisions", "deadlines", "deadlines_met", "cpu_s")
 PICTURE, PRICE, BATCH, PUBLISHED, OUTER = "picture", "price", "elastic-batch", "published", "outer"
+AUTOPS = "autops"
 BY_USERS = ("users", "recorded", "deadlines", "classes")
 GENERATED = "generated"
 
@@ -100,7 +102,7 @@ class Science:
             results = results / GENERATED  # apart from those of recorded ones
             traces = results / "traces"
         tables = tuple(filter(None, environment.get("SCIENCE_TABLES", "").split(",")))
-        known = {BATCH, OUTER, *(line.table for line in read_lines(cls.lines))}
+        known = {AUTOPS, BATCH, OUTER, *(line.table for line in read_lines(cls.lines))}
         if unknown := sorted({*tables} - known):
             raise UsageProblem(f"SCIENCE_TABLES={unknown[0]} is no table; write some of {', '.join(sorted(known))}")
         is_quick = environment.get("QUICK", "") not in ("", "0")
@@ -192,6 +194,8 @@ def _write(plan: Science, lines: Sequence[Line], done: Results) -> None:
     page = put(page, "origin", origin)
     if plan.wants(BATCH):
         page = put(page, BATCH, elastic_batch(plan.gaps_s[:1] if plan.is_quick else plan.gaps_s))
+    if plan.wants(AUTOPS):
+        page = put(page, AUTOPS, f"{autops.table()}\n\nCommit {plan.commit}.")
     if plan.wants(OUTER):
         page = put(page, OUTER, f"{_outer(plan)}\n\nCommit {plan.commit}.")
     target = plan.results / plan.page.name if plan.is_quick or plan.is_drawn else plan.page

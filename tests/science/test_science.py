@@ -3,11 +3,13 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from swarmsched.replay.workload import restart_costs
 from tests.science.__main__ import KEY, ROOT, Science, UsageProblem, science
+from tests.science.autops import ROWS, saved
 from tests.science.cells import RESTART_COSTS, read_lines
 from tests.science.drawn import draw
 from tests.science.page import put
@@ -20,6 +22,7 @@ LINES = (
 )
 PAGE = "before\n<!-- science: origin -->\n<!-- end of origin -->\n"
 PAGE += "<!-- science: elastic-batch -->\n<!-- end of elastic-batch -->\n"
+PAGE += "<!-- science: autops -->\n<!-- end of autops -->\n"
 PAGE += "<!-- science: outer -->\n<!-- end of outer -->\n"
 PAGE += "<!-- science: rigid -->\nold\n<!-- end of rigid -->\nafter\n"
 
@@ -195,7 +198,7 @@ def test_a_variable_that_cannot_be_used_is_named(environment, told):
 def test_the_page_has_the_markers_of_all_tables_and_a_missing_one_is_named():
     page = (ROOT / "docs/research/results.md").read_text()
     tables = {line.table for line in read_lines(ROOT / "tests" / "science" / "cells.csv")} - {"picture"}
-    for name in tables | {"origin", "elastic-batch", "by workload", "outer"}:
+    for name in tables | {"origin", "elastic-batch", "by workload", "outer", "autops"}:
         assert "new text" in put(page, name, "new text")
     with pytest.raises(ValueError, match="science: other"):
         put(page, "other", "")
@@ -206,6 +209,15 @@ def test_real_trainings_are_run_where_torch_is_and_a_missing_one_is_named(plan):
     assert "| trained by tests.science.outer into outer.csv  |\n\nCommit abc." in plan.page.read_text()
     with pytest.raises(UsageProblem, match="has no torch; run make setup"):
         science(replace(plan, tables=("outer",), trainer=plan.results / "none"))
+
+
+def test_packing_reserves_fewer_cores_the_more_jobs_there_are(plan):
+    """The goals: 65 % fewer for 20 jobs, 70 % for 40."""
+    science(replace(plan, tables=("autops",)))
+    assert "| steps, five periods | " in plan.page.read_text()
+    few, twenty, forty = (mean(saved(*ROWS[0][1:], count)) for count in (2, 20, 40))
+    assert few < 0.65 <= twenty
+    assert forty >= 0.70
 
 
 def test_only_the_tables_that_are_wanted_are_made_and_others_stay(plan):
@@ -256,7 +268,5 @@ def test_all_rows_can_be_run_on_drawn_workloads(tmp_path):
 
 def test_an_unknown_table_is_refused_with_those_that_there_are(plan):
     environment = {"SCIENCE_TRACES": str(plan.traces), "SCIENCE_TABLES": "rigid,prise"}
-    with pytest.raises(
-        UsageProblem, match=r"SCIENCE_TABLES=prise is no table; write some of classes, .*outer, .*price"
-    ):
+    with pytest.raises(UsageProblem, match=r"SCIENCE_TABLES=prise is no table; write some of autops, .*outer, .*price"):
         Science.from_environment(environment, "abc")
