@@ -15,8 +15,6 @@ import json
 import os
 import secrets
 import time
-from collections import deque
-from statistics import median
 from typing import Any
 
 import torch
@@ -24,14 +22,11 @@ import torch
 from swarm_elastic._arguments import check_objects, number, one_of, whole
 from swarm_elastic._commits import warn
 from swarm_elastic._hosting import Hosting
+from swarm_elastic._patience import Patience
 from swarm_elastic._shard_link import LearnerSeat, ShardLink, ShardPlace
 from swarm_elastic._shown import BLOCK, PIECE, Shown
 
 FIRST_S = 120.0  # until there are outer weights: others may still load their data
-PATIENCE_S = 30.0  # for a round, until it is known how long rounds take
-PATIENCE_STEPS = 1.5
-PATIENCE_RATIO = 3.0  # of the usual wait
-WAITS_REMEMBERED, WAITS_LEAST = 15, 3
 END_S = 600.0  # for the others to come to the end
 LAST_S, LAST_TURN_S, LAST_VERSION_S = 60.0, 0.25, 10.0
 WIRES = ("int8", "float32")
@@ -79,10 +74,12 @@ class Outer:
         self._hosting: Hosting | None = None
         self._hook: Any = None
         self._due = -1  # the step in which a round is to be merged
+        self._asked: list[ShardLink] = []  # the shards that have the last contribution
+        self._asked_s = self._due_s = 0.0  # since when, and when their answers were due
         self._since = 0  # steps since the last contribution
         self._stepped_s = 0.0
-        self._step_times: deque[float] = deque(maxlen=WAITS_REMEMBERED)
-        self._waits: deque[float] = deque(maxlen=WAITS_REMEMBERED)
+        self._waited_s = 0.0
+        self._patience = Patience()
         self._told: set[str] = set()
 
     def __enter__(self) -> Outer:  # noqa: PYI034  # Python 3.9 has no Self
@@ -114,7 +111,7 @@ class Outer:
         self._contribute()
         deadline_s = time.monotonic() + LAST_S
         while time.monotonic() < deadline_s and self.learners - self._hosting.count("version") >= needed:
-            self._wait(LAST_TURN_S)
+            self._wait([link for _, _, link in self._links], LAST_TURN_S)
             if all(link.is_settled for _, _, link in self._links):
                 break
         told = self._hosting.meet("version", LAST_S, json.dumps([link.version.number for _, _, link in self._links]))
@@ -138,8 +135,7 @@ class Outer:
             }
             for start, stop, link in self._links
         ]
-        waited_s = sum(self._waits)
-        return {"learner": self.learner, "learners": self.learners, "waited_s": waited_s, "shards": shards}
+        return {"learner": self.learner, "learners": self.learners, "waited_s": self._waited_s, "shards": shards}
 
     # Joining.
 
@@ -185,41 +181,51 @@ class Outer:
 
     def _after_step(self, *_: Any) -> None:
         """The optimizer has stepped."""
-        now_s = time.monotonic()
-        self._step_times.append(now_s - self._stepped_s)
+        self._patience.stepped(time.monotonic() - self._stepped_s)
         self.step_number += 1
         self._since += 1
         if self.is_merging:
-            if self.step_number % self.every == 0:
-                self._contribute()
-                self._due = self.step_number + self.overlap
             if self.step_number == self._due:
-                self._wait(self._patience_s())
+                self._await_round()
+            if self.step_number % self.every == 0:
+                self._hear_answers()
+                if self._contribute():
+                    self._due = self.step_number + self.overlap
+                    if not self.overlap:
+                        self._await_round()
             self._merge()
         self._stepped_s = time.monotonic()
 
-    def _contribute(self) -> None:
+    def _contribute(self) -> bool:
+        """False where no shard takes anything: each is away, or has not answered to what it has."""
         self._merge()
-        now = self._now()
-        taken = [
-            link.contribute(now[start:stop], self._since, self._since * self.batch) for start, stop, link in self._links
+        now, now_s = self._now(), time.monotonic()
+        taking = [
+            link
+            for start, stop, link in self._links
+            if link.contribute(now[start:stop], self._since, self._since * self.batch)
         ]
-        if any(taken):
-            self._since = 0
+        if taking:
+            self._since, self._asked, self._asked_s = 0, taking, now_s
+        return bool(taking)
 
-    def _wait(self, limit_s: float) -> None:
-        """Until all shards have answered, or those that have not are not worth another moment."""
-        began_s = time.monotonic()
-        for _, _, link in self._links:
-            link.wait(began_s + limit_s - time.monotonic(), link.is_answered)
-        self._waits.append(time.monotonic() - began_s)
+    def _hear_answers(self) -> None:
+        """How late they were, be it that nobody waited for so long."""
+        counted_s = [link.counted_s for link in self._asked]
+        if counted_s and min(counted_s) >= self._asked_s:
+            self._patience.answered(max(counted_s) - self._due_s)
+            self._asked = []
 
-    def _patience_s(self) -> float:
-        """However long others take, a round costs no more than this; what comes later is merged then."""
-        step_s = median(self._step_times)
-        if len(self._waits) < WAITS_LEAST:
-            return min(PATIENCE_S, self.every * step_s)
-        return max(PATIENCE_STEPS * step_s, PATIENCE_RATIO * median(self._waits))
+    def _await_round(self) -> None:
+        self._due_s = time.monotonic()
+        self._wait(self._asked, self._patience.limit_s(self.every))
+        self._waited_s += time.monotonic() - self._due_s
+
+    def _wait(self, links: list[ShardLink], limit_s: float) -> None:
+        """Until these shards have answered, or those that have not are not worth another moment."""
+        end_s = time.monotonic() + limit_s
+        for link in links:
+            link.wait(end_s - time.monotonic(), link.is_answered)
 
     def _merge(self) -> None:
         """Add what has come to the weights, in place."""

@@ -90,6 +90,7 @@ class ShardLink:
         self._next = 0  # piece of it
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.bytes_sent = self.bytes_heard = self.rounds = 0
+        self.counted_s = 0.0  # when a version came that has the contribution which was under way
         self._thread = threading.Thread(target=self._run, name="swarm-shard", daemon=True)
         self._thread.start()
 
@@ -260,7 +261,10 @@ class ShardLink:
         counted = fields["counted"]
         with self._changed:
             base, version = _version(fields["base"]), _version(fields["version"])
+            was_waiting = self._shown.is_waiting
             moved = self._shown.move(base, version, packed, counted)
+            if was_waiting and not self._shown.is_waiting:
+                self.counted_s = time.monotonic()
             if moved is not None:
                 self._counted.update(counted)
                 self._add(moved)

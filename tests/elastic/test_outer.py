@@ -56,7 +56,7 @@ with swarm_elastic.Outer(model, optimizer, every=int(os.environ["EVERY"]), batch
         optimizer.step()
         time.sleep(pause_s)
         rounds = [each["rounds"] for each in outer.status["shards"]]
-        tell(step=step, took_s=time.monotonic() - began_s, rounds=rounds)
+        tell(step=step, took_s=time.monotonic() - began_s, rounds=rounds, waited_s=outer.status["waited_s"])
 chance.manual_seed(1)
 with torch.no_grad():
     x, y = batch(2_000)
@@ -230,6 +230,24 @@ def test_a_rank_that_stands_still_is_not_waited_for_and_goes_on_later(tmp_path, 
         (tmp_path / "stop").touch()
         ends = gang.ends()
     assert ends[0]["weights"] == ends[1]["weights"] == ends[2]["weights"]
+
+
+def test_a_round_that_never_comes_is_waited_for_once_and_no_longer_than_its_steps(tmp_path, template, nodes):
+    """Of two ranks both make the quorum, and one of them stands still."""
+    with Gang(tmp_path, template, [nodes().socket], 2, STEPS="100000", PAUSE_S="0.01") as gang:
+        gang.go_on(4)
+        gang.ranks[1].signal(signal.SIGSTOP)
+        stopped = gang.ranks[0].step
+        until(lambda: gang.ranks[0].step >= stopped + 60, lambda: gang.ranks[0].lines[-1:])
+        lines = gang.ranks[0].lines
+        waited = [line["waited_s"] for line in lines if line.get("step", 0) >= stopped + 1]
+        usual_s = sorted(line["took_s"] for line in lines if "took_s" in line)[len(lines) // 2]
+        assert waited[-1] - waited[0] < 10 * usual_s
+        gang.ranks[1].signal(signal.SIGCONT)
+        gang.go_on(2)
+        (tmp_path / "stop").touch()
+        ends = gang.ends()
+    assert ends[0]["weights"] == ends[1]["weights"]
 
 
 def test_a_rank_whose_weights_are_no_numbers_is_refused_and_told_so_and_harms_nobody(tmp_path, template, nodes):

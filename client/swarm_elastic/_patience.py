@@ -1,0 +1,41 @@
+"""How long a learner waits for a round: as long as rounds usually take, and never so long that others can stop it."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+STEPS = 1.5
+RATIO = 3.0  # of how late answers usually are
+LIMIT_S = 30.0
+REMEMBERED = 15
+
+
+class Patience:
+    """Of one learner, by its own steps and by the answers that came, be it after it had gone on without them."""
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=REMEMBERED)
+        self._answers: deque[float] = deque(maxlen=REMEMBERED)
+
+    def stepped(self, seconds: float) -> None:
+        """A step has taken that long, without merging."""
+        self._steps.append(seconds)
+
+    def answered(self, seconds: float) -> None:
+        """A round was complete so long after it was due; one that came to nothing says nothing of others."""
+        self._answers.append(max(0.0, seconds))
+
+    @property
+    def step_s(self) -> float:
+        """What a step usually takes; 0 before the first."""
+        return median(self._steps) if self._steps else 0.0
+
+    def limit_s(self, every: int) -> float:
+        """However long others take, a round of so many steps costs no more than this; what comes later is merged then.
+
+        Answers are usually late by what the network and the slowest of a quorum take.  To wait for longer than the
+        steps of a round last would be slower than to do without.
+        """
+        usual_s = median(self._answers) if self._answers else 0.0
+        return min(max(STEPS * self.step_s, RATIO * usual_s), every * self.step_s, LIMIT_S)
