@@ -40,11 +40,14 @@ from swarmsched.specification import (
     GROUP_KEYS,
     GROUPS_LIMIT,
     NODES_LIMIT,
+    OUTER_ALONE,
+    OUTER_EXAMPLE,
     RANKS_LIMIT,
     SOURCES_LIMIT,
     VARIABLES_LIMIT,
     WORDS_LIMIT,
     SpecField,
+    outer_terms,
 )
 from swarmsched.world import WORKERS_MAX
 
@@ -172,6 +175,7 @@ class JobSpec(Value):
     mixed_gpus: bool = False  # its ranks may be on GPUs of several models at once
     group: Name = ""  # the name of its first group, which all the fields above describe
     groups: Annotated[tuple[RankGroup, ...], Meta(max_length=GROUPS_LIMIT)] = ()  # beside it, all of a fixed size
+    outer: Text = ""  # how ranks of its first group train apart, by `specification.outer_terms`; empty: nobody said
 
     @property
     def is_resizable(self) -> bool:
@@ -236,6 +240,7 @@ class JobSpec(Value):
             work=None,
             group=own.name,
             groups=(),
+            outer="",
         )
 
     @classmethod
@@ -370,6 +375,17 @@ class _SpecReader:
         text = self._text(row, value)
         if ".." in (text or "").split("/"):
             raise _Wrong(row.key, f"{_say(value)} climbs out of its folder", "use a path without '..'")
+        return text
+
+    def _outer(self, row: SpecField, value: object) -> str:
+        text = self._text(row, value)
+        try:
+            if text:
+                outer_terms(text)
+        except ValueError as error:
+            raise _Wrong(
+                row.key, f"{_say(value)}: {error}", f"send {OUTER_ALONE}, or such as {OUTER_EXAMPLE}"
+            ) from None
         return text
 
     def _queue(self, row: SpecField, value: object) -> str:
@@ -541,6 +557,7 @@ class _SpecReader:
         "work": _work,
         "name": _name,
         "groups": _groups,
+        "outer": _outer,
     }
     """By the kind of a field."""
 

@@ -511,6 +511,19 @@ class CheckpointDocument(msgspec.Struct, kw_only=True):
     copies: list[str]
 
 
+class LearnerDocument(msgspec.Struct, kw_only=True):
+    """A rank of a job whose ranks train apart.
+
+    `rounds` are those that it merged, `version` is that of the outer weights that it was shown (the least of all
+    shards), `wait_ratio` the part of its time for which it waits for rounds.
+    """
+
+    rank: Count
+    rounds: Count
+    version: Count
+    wait_ratio: Number
+
+
 class ProgressDocument(msgspec.Struct, kw_only=True):
     """How far an attempt has come.
 
@@ -539,6 +552,7 @@ class ProgressDocument(msgspec.Struct, kw_only=True):
     reported_at: Time | None = None
     oddities: dict[str, Count] | None = None
     problem: str | None = None
+    learners: list[LearnerDocument] | None = None
 
 
 class NodeReport(ProgressDocument, kw_only=True, omit_defaults=True):

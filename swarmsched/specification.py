@@ -19,6 +19,10 @@ LABELS_LIMIT = 8
 GROUPS_LIMIT = 7  # beside the first
 GPU_BATCHES_MOST = 8
 QUEUES = ("default",)
+OUTER_STEPS_LIMIT = 1_000_000
+OUTER_WIRES = ("int8", "float32")
+OUTER_EXAMPLE = "every=64,overlap=0,quorum=half,wire=int8"
+OUTER_ALONE = "on"
 WORK_EXAMPLE = "local_batch=32,sample_flops=8.2e9,parameter_bytes=97M"
 BY_GPU = "local_batch_most_by_gpu"
 
@@ -148,6 +152,9 @@ FIELDS = (
               by="group", high=32, since="0.2.0", binding=True),
     SpecField("groups", "groups", "", "", "groups of ranks beside the first, each with its own command", by="group",
               high=GROUPS_LIMIT, since="0.2.0", binding=True),
+    SpecField("outer", "outer", "--outer", "[HOW]",
+              f"ranks train apart, and the script's swarm_elastic.Outer merges them as said here: {OUTER_EXAMPLE}",
+              high=200, since="0.2.0"),
 )
 # fmt: on
 """In the order of the API's documents."""
@@ -155,3 +162,35 @@ FIELDS = (
 GROUP_KEYS = ("command", "ranks", "gpus_per_rank", "cpus_per_rank", "memory_bytes_per_rank", "gpu_type",
               "gpu_memory_bytes", "require", "per_node", "env")  # fmt: skip
 """Fields that each group beside the first has of its own, with its name."""
+
+
+def outer_terms(text: str) -> dict[str, int | str]:
+    """How ranks train apart, by name; `on` leaves all of it to the script.  Raises ValueError with what is wrong."""
+    found: dict[str, int | str] = {}
+    for part in () if text == OUTER_ALONE else text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in _OUTER:
+            raise ValueError(f"{part!r} must be NAME=VALUE, where NAME is {', '.join(_OUTER)}, as in {OUTER_EXAMPLE}")
+        if name in found:
+            raise ValueError(f"{name} is given twice; give it once")
+        low, high, words = _OUTER[name]
+        if value in words:
+            found[name] = value
+        elif value.isascii() and value.isdecimal() and low <= int(value[:10]) <= high:
+            found[name] = int(value)
+        else:
+            remedies = [f"a whole number from {low} to {high}"] * bool(high) + list(words)
+            raise ValueError(f"{name} is {value!r}; it must be {' or '.join(remedies)}")
+    every, overlap = found.get("every"), found.get("overlap", 0)
+    if isinstance(every, int) and isinstance(overlap, int) and overlap > every:
+        raise ValueError(f"overlap is {overlap}; it must be at most every, which is {every}")
+    return found
+
+
+_OUTER: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "every": (1, OUTER_STEPS_LIMIT, ()),
+    "overlap": (0, OUTER_STEPS_LIMIT, ()),
+    "quorum": (1, RANKS_LIMIT, ("half",)),
+    "wire": (0, 0, OUTER_WIRES),
+}
+"""What may be said of training apart: the least and the most of its number, and the words that it may be."""

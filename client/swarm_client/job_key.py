@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping
 
 from swarm_client.options import Option
 from swarm_client.quantity import deadline, duration, number, size, whole
-from swarmsched.specification import BATCH_LIMIT, FIELDS, GROUP_KEYS, RANKS_LIMIT, WORK_EXAMPLE, SpecField
+from swarmsched.specification import (
+    BATCH_LIMIT,
+    FIELDS,
+    GROUP_KEYS,
+    OUTER_ALONE,
+    RANKS_LIMIT,
+    WORK_EXAMPLE,
+    SpecField,
+    outer_terms,
+)
 
 LOCAL_BATCH_EXAMPLE = "8:64,a100=128,t4=16"
 
@@ -113,6 +122,12 @@ def _work(text: str) -> dict[str, float]:
     return figures
 
 
+def _outer(text: str) -> str:
+    """As it is, once it can be read."""
+    outer_terms(text)
+    return text
+
+
 _WAYS: dict[str, tuple[Callable[[str], object] | None, tuple[type, ...]]] = {
     "bytes": (size, (str, int)),
     "seconds": (duration, (str, int, float)),
@@ -120,6 +135,7 @@ _WAYS: dict[str, tuple[Callable[[str], object] | None, tuple[type, ...]]] = {
     "variables": (None, (dict,)),
     **dict.fromkeys(("nodes", "labels"), (None, (list, str))),
     "work": (_work, (str, dict)),
+    "outer": (_outer, (str,)),
 }
 """By the kind of a field: what reads it, and the types that a file may have; of all others text is taken as it is."""
 
@@ -132,8 +148,11 @@ def _options(row: SpecField) -> list[Option]:
     read, kinds = _WAYS.get(row.kind, (_name if row.key == "name" else None, (str,)))
     if row.kind == "whole":
         read, kinds = whole(row.low, row.high), (int,)
+    alone = OUTER_ALONE if row.kind == "outer" else ""
     repeats, choices = row.kind in ("variables", "nodes", "labels"), row.choices if row.kind == "choice" else ()
-    return [Option(row.option, row.text, row.metavar, read=read, kinds=kinds, repeats=repeats, choices=choices)]
+    return [
+        Option(row.option, row.text, row.metavar, read=read, kinds=kinds, repeats=repeats, choices=choices, alone=alone)
+    ]
 
 
 # fmt: off
@@ -156,7 +175,7 @@ OWN = (
 _HELP_ORDER = (
     "gpus name time deadline env env_file workdir venv requirements include ranks gpus_per_rank cpus mem gpu_type "
     "gpu_mem priority queue node exclude require grace max_restarts on_isolation batch local_batch work "
-    "sync per_node elastic restartable mixed_gpus slurm_env"
+    "sync per_node elastic outer restartable mixed_gpus slurm_env"
 )
 """What is asked for most goes first, what is not named here last."""
 _ASKED = sorted(
@@ -169,7 +188,7 @@ FILE_ONLY = ("command", *FLAGS)
 NAMES = (*BY_NAME, *FILE_ONLY)
 GROUP_NAMES = ("name", "gpus", *(row.by or row.key for row in FIELDS if row.key in GROUP_KEYS))
 """Keys of each `[[group]]` of a job file."""
-FIRST_GROUP_NAMES = ("elastic", "batch", "local_batch", "work")
+FIRST_GROUP_NAMES = ("elastic", "batch", "local_batch", "work", "outer")
 """Those that the first group may have beside: it alone may be of several sizes."""
 
 LATER = {

@@ -18,10 +18,12 @@ class Option:
     `read` turns the text into a value and raises `ValueError` with "must be ..." for a bad one.  `repeats` gathers a
     list; `once` refuses a second one, which would not be seen.  `later` refuses the option, which belongs to a later
     version; its summary is then the remedy.  `kinds` are the types of its value in a job file, where that has one.
+    `alone` is the value of an option that may stand without one: the next word is its value only if it has a `=`.
     """
 
     __slots__ = (
-        "choices", "hidden", "key", "kinds", "later", "metavar", "names", "once", "read", "repeats", "summary", "value",
+        "alone", "choices", "hidden", "key", "kinds", "later", "metavar", "names", "once", "read", "repeats", "summary",
+        "value",
     )  # fmt: skip
 
     def __init__(
@@ -39,13 +41,14 @@ class Option:
         hidden: bool = False,
         once: bool = False,
         kinds: tuple[type, ...] = (),
+        alone: str = "",
     ) -> None:
         self.names = tuple(names.split())
         long = next((name for name in self.names if name.startswith("--")), self.names[0])
         self.key = key or long.lstrip("-").replace("-", "_")
         self.summary, self.metavar, self.read = summary, metavar, read
         self.choices, self.repeats, self.value, self.later, self.hidden = tuple(choices), repeats, value, later, hidden
-        self.once, self.kinds = once, kinds
+        self.once, self.kinds, self.alone = once, kinds, alone
 
     def convert(self, spelling: str, text: str) -> object:
         """The value of `text`, or a usage error that names option, value and remedy."""
@@ -168,6 +171,8 @@ def _take_short(word: str, queue: list[str], table: dict[str, Option], arguments
 
 
 def _next_value(name: str, queue: list[str], option: Option) -> str:
+    if option.alone and not (queue and "=" in queue[0] and not queue[0].startswith("-")):
+        return option.alone
     if not queue or queue[0] == "--":
         raise UsageError(f"{name} needs a value", f"write {name} {option.metavar}")
     return queue.pop(0)

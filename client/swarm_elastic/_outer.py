@@ -23,6 +23,7 @@ from swarm_elastic._arguments import check_objects, number, one_of, whole
 from swarm_elastic._commits import warn
 from swarm_elastic._hosting import Hosting
 from swarm_elastic._patience import Patience
+from swarm_elastic._reports import report_figures
 from swarm_elastic._shard_link import LearnerSeat, ShardLink, ShardPlace
 from swarm_elastic._shown import BLOCK, PIECE, Shown
 
@@ -59,17 +60,18 @@ class Outer:
         count in a round by their samples.  `wire` is int8 or float32.
         """
         check_objects(model, optimizer, None, None, None, are_stepped=False)
-        self.every = whole("every", every, 1)
-        self.overlap = whole("overlap", overlap, 0, self.every)
+        asked = _asked()
+        self.every = whole("every", asked.get("every", every), 1)
+        self.overlap = whole("overlap", asked.get("overlap", overlap), 0, self.every)
         self.batch = whole("batch", batch, 1)
         self.step_number = 0
         self.learner, self.learners = _rank_and_size()
         self.is_merging = False
         self._optimizer = optimizer
         self._parameters = [each for each in model.parameters() if each.requires_grad]
-        self._is_quantised = one_of("wire", wire, WIRES) != "float32"
+        self._is_quantised = one_of("wire", asked.get("wire", wire), WIRES) != "float32"
         self._rule = {"rate": number("rate", rate), "momentum": number("momentum", momentum)}
-        self._quorum = whole("quorum", quorum, 0)
+        self._quorum = whole("quorum", asked.get("quorum", quorum), 0)
         self._links: list[tuple[int, int, ShardLink]] = []
         self._hosting: Hosting | None = None
         self._hook: Any = None
@@ -78,15 +80,18 @@ class Outer:
         self._asked_s = self._due_s = 0.0  # since when, and when their answers were due
         self._since = 0  # steps since the last contribution
         self._stepped_s = 0.0
-        self._waited_s = 0.0
+        self._began_s = self._waited_s = 0.0
         self._patience = Patience()
         self._told: set[str] = set()
 
     def __enter__(self) -> Outer:  # noqa: PYI034  # Python 3.9 has no Self
         """Begin, with the same weights on all ranks."""
+        self._began_s = time.monotonic()
         if self.learners > 1 and os.environ.get("SWARM_TASK_SOCKET"):
             self._join()
         self._hook = self._optimizer.register_step_post_hook(self._after_step)
+        if self.is_merging or "SWARM_OUTER" in os.environ:
+            self._report()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -189,6 +194,7 @@ class Outer:
                 self._await_round()
             if self.step_number % self.every == 0:
                 self._hear_answers()
+                self._report()
                 if self._contribute():
                     self._due = self.step_number + self.overlap
                     if not self.overlap:
@@ -215,6 +221,18 @@ class Outer:
         if counted_s and min(counted_s) >= self._asked_s:
             self._patience.answered(max(counted_s) - self._due_s)
             self._asked = []
+
+    def _report(self) -> None:
+        """Tell the agent how merging stands, for people."""
+        rounds = min((link.rounds for _, _, link in self._links), default=0)
+        version = min((link.version.number for _, _, link in self._links), default=0)
+        passed_s = max(1e-3, time.monotonic() - self._began_s)
+        figures = {
+            "rounds": rounds,
+            "outer_version": max(0, version),
+            "round_wait": min(1.0, self._waited_s / passed_s),
+        }
+        report_figures(figures)
 
     def _await_round(self) -> None:
         self._due_s = time.monotonic()
@@ -258,6 +276,13 @@ class Outer:
         if text not in self._told:
             self._told.add(text)
             warn(text)
+
+
+def _asked() -> dict[str, Any]:
+    """What `swarm run --outer` says of the arguments, which counts more than the script; the agent has checked it."""
+    parts = [part.partition("=") for part in os.environ.get("SWARM_OUTER", "").split(",") if "=" in part]
+    asked: dict[str, Any] = {name: int(text) if text.isdecimal() else text for name, _, text in parts}
+    return asked | ({"quorum": 0} if asked.get("quorum") == "half" else {})
 
 
 def _rank_and_size() -> tuple[int, int]:

@@ -70,7 +70,12 @@ def report(
         "total_epochs": total_epochs,
         "target_loss": target_loss,
     }
-    return _reporter().put({name: number(name, value) for name, value in given.items() if value is not None})
+    return report_figures({name: number(name, value) for name, value in given.items() if value is not None})
+
+
+def report_figures(figures: dict[str, float]) -> bool:
+    """The same of any figures that agents know."""
+    return _reporter().put(figures)
 
 
 def global_batch(default: int) -> int:

@@ -302,6 +302,42 @@ def test_figures_that_are_none_are_refused_with_an_example(swarm, value):
     assert "sample_flops=8.2e9" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--outer", "--", "x"], "on"),
+        (["--outer", "x"], "on"),
+        (["--outer", "every=8,quorum=half", "x"], "every=8,quorum=half"),
+        (["--outer=wire=float32", "--", "x"], "wire=float32"),
+        (["--outer", "--priority", "1", "x"], "on"),
+    ],
+)
+def test_how_ranks_train_apart_may_be_left_to_the_script(swarm, agent, words, told):
+    swarm("submit", "--no-sync", *words)
+    assert (spec_of(agent)["outer"], spec_of(agent)["command"]) == (told, ["x"])
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("=64", "must be NAME=VALUE, where NAME is every, overlap, quorum, wire"),
+        ("hops=3", "'hops=3' must be NAME=VALUE"),
+        ("every=0", "every is '0'; it must be a whole number from 1 to 1000000"),
+        ("every=2,every=3", "every is given twice"),
+        ("quorum=most", "quorum is 'most'; it must be a whole number from 1 to 4096 or half"),
+        ("wire=int4", "wire is 'int4'; it must be int8 or float32"),
+        ("every=4,overlap=8", "overlap is 8; it must be at most every, which is 4"),
+        ("every=99999999999999999999", "every is"),
+    ],
+)
+def test_a_way_of_training_apart_that_is_none_is_refused_by_its_name(swarm, value, named):
+    code, _, err = swarm("submit", "--no-sync", f"--outer={value}", "--", "x")
+    assert code == 2
+    assert "--outer" in err
+    assert named in err
+    assert "every=64" in err
+
+
 def test_every_option_reaches_the_specification(swarm, agent, tmp_path):
     (tmp_path / "vars").write_text("# a comment\nexport A='1'\nB=two words\n")
     words = ["-n", "digits", "-c", "8", "--mem", "16G", "--gpu-type", "H200", "--gpu-mem", "80G", "--time=01:30:00"]

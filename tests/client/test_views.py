@@ -387,6 +387,27 @@ def test_status_says_when_training_waits_for_data_much_of_its_time(swarm, agent)
     assert len(progress_of(swarm, agent, PROGRESS | {"data_wait": 0.1})) == 4
 
 
+def test_status_tells_how_ranks_that_train_apart_stand(swarm, agent):
+    learners = [
+        {"rank": 0, "rounds": 9, "version": 9, "wait_ratio": 0.031},
+        {"rank": 1, "rounds": 8, "version": 8, "wait_ratio": 0.2},
+    ]
+    shown = {"learners": learners}
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(progress=PROGRESS | shown)
+    out = swarm("status", HANDLE)[1]
+    assert "version 9; rank 1: 8 rounds, 1 version behind, waits 20%; rank 0: 9 rounds, waits 3%\n" in out
+    many = [learners[0] | {"rank": rank} for rank in range(10)]
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(progress=PROGRESS | {"learners": many})
+    assert "rank 7: 9 rounds, waits 3%; and 2 more\n" in swarm("status", HANDLE)[1]
+
+
+def test_status_says_where_no_rank_trains_apart_though_it_was_asked_for(swarm, agent):
+    document = job_document(state="running", progress=PROGRESS)
+    document["spec"] = {**document["spec"], "outer": "on"}
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = document
+    assert "no rank has entered swarm_elastic.Outer" in swarm("status", HANDLE)[1]
+
+
 def test_status_says_what_of_the_reports_was_odd_without_steering_the_terminal(swarm, agent):
     odd = {"oddities": {"not_finite": 2, "backward": 1}, "problem": "loss nan is not finite\x1b[31m", "loss": None}
     said = progress_of(swarm, agent, PROGRESS | odd)[-1]

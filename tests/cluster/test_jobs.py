@@ -203,3 +203,13 @@ print(sum(n for n, _ in data.__getitems__(range(300))), sorted({who for _, who i
     done = swarm[1].ended(job)
     assert (done["end_reason"], done["exit_code"]) == ("completed", 0), swarm[0].output(job, "stderr")
     assert swarm[2].output(job).splitlines() == ["44850 ['0', '1']"] * 2
+
+
+def test_a_script_that_does_not_train_apart_as_asked_is_told_so(swarm):
+    """In its log, where `swarm run` shows it; one that fails has told something better."""
+    jobs = {word: swarm[0].submit(word, outer="every=64") for word in ("true", "false")}
+    said = {word: swarm[1].output(job, "system") for word, job in jobs.items() if swarm[0].ended(job)}
+    assert said == {
+        "true": "swarm: --outer did nothing: the script never entered swarm_elastic.Outer, so nothing was merged\n",
+        "false": "",
+    }

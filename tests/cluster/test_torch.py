@@ -57,16 +57,18 @@ def test_torchrun_on_each_node_trains_the_same_script(swarm, shell, project, tra
 
 
 APART = """
-import torch, swarm_elastic
+import time, torch, swarm_elastic
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-with swarm_elastic.Outer(model, optimizer, every=4) as outer:
+with swarm_elastic.Outer(model, optimizer, every=7) as outer:
     for _ in range(20):
         optimizer.zero_grad()
         model(torch.randn(8, 4)).square().mean().backward()
         optimizer.step()
+        time.sleep(0.02)
     rounds = outer.status["shards"][0]["rounds"]
-print(f"learner {outer.learner} of {outer.learners}: merged {rounds > 0}, weight {model.weight[0, 0].item():.6f}")
+merged = f"merged {rounds > 0} each {outer.every}"
+print(f"learner {outer.learner} of {outer.learners}: {merged}, weight {model.weight[0, 0].item():.6f}")
 """
 
 
@@ -75,13 +77,26 @@ def test_ranks_on_two_nodes_train_apart_and_end_with_the_same_weights(swarm, she
     (shell.folder / "swarm.toml").write_text("")
     shape = ("--ranks", "2", "--gpus-per-rank", "1", "--exclude", "n1")
     code, out, err = shell(
-        swarm, "run", "-n", "apart", *shape, "--venv", train_venv, "--", "python", "train.py", timeout_s=300
+        swarm,
+        "run",
+        "-n",
+        "apart",
+        *shape,
+        "--outer",
+        "every=4",
+        "--venv",
+        train_venv,
+        "--",
+        "python",
+        "train.py",
+        timeout_s=300,
     )
     assert code == 0, err
     assert nodes_of(swarm, "apart") == {"n2", "n3"}
-    told = re.findall(r"learner (\d) of 2: merged True, weight (\S+)", out)
+    told = re.findall(r"learner (\d) of 2: merged True each 4, weight (\S+)", out)
     assert {learner for learner, _ in told} == {"0", "1"}, out
     assert len({weight for _, weight in told}) == 1
+    assert "--outer did nothing" not in err
 
 
 def test_missing_module_is_hinted_at_with_the_options_that_bring_it(swarm, shell):

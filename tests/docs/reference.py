@@ -36,6 +36,7 @@ VALUES = {
     "work": "table of numbers, or null",
     "name": "at most {high} small letters, digits, `-` and `_`, the first a letter",
     "groups": "list of at most {high} groups",
+    "outer": "`on`, or names and values of `every`, `overlap`, `quorum` and `wire`",
 }
 
 

@@ -7,12 +7,14 @@ from msgspec.structs import fields
 from swarm_agent.http.facts import AgentFacts
 from swarm_agent.http.when import rfc3339
 from swarm_agent.task.reports import Reported
-from swarmsched.documents import JobDocument, NodeReport, ProgressDocument
+from swarmsched.documents import JobDocument, LearnerDocument, NodeReport, ProgressDocument
 from swarmsched.ids import JobId, TaskKey
 
 SOURCES = {"total_steps": "steps", "total_epochs": "epochs", "target_loss": "loss"}
 TIME_LIMIT = "time_limit"
-FIGURES_TOLD = tuple(each.name for each in fields(ProgressDocument) if each.name not in ("attempt", "source"))
+FIGURES_TOLD = tuple(
+    each.name for each in fields(ProgressDocument) if each.name not in ("attempt", "source", "learners")
+)
 
 
 def by_time_limit(attempt: int, ran_s: float, limit_s: float) -> ProgressDocument:
@@ -47,6 +49,11 @@ def _of_task(key: TaskKey, reported: Reported) -> NodeReport:
         oddities=dict(reported.oddities),
         problem=reported.problem or None,
     )
+    learners = [
+        LearnerDocument(rank=rank, rounds=int(rounds), version=int(version), wait_ratio=waits)
+        for rank, (rounds, version, waits) in reported.learners.items()
+    ]
+    told.learners = learners or None
     for name, figure in progress.figures.items():
         setattr(told, name, figure)
     if end and remaining:
@@ -65,6 +72,8 @@ def with_reports(job: JobDocument, reports: Iterable[NodeReport]) -> None:
         return
     mine = [each for each in reports if each.attempt == known.attempt]
     limit_s, by = known.remaining_seconds, known.source
+    learners = {each.rank: each for report in mine for each in report.learners or ()}
+    known.learners = [learners[rank] for rank in sorted(learners)] or None
     for report in sorted(mine, key=lambda each: (-(each.rank or 0), each.reported_at or "")):
         if report.remaining_seconds is not None:
             known.source, known.remaining_seconds_low, known.remaining_seconds_high = report.source, None, None

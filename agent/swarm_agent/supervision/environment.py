@@ -136,6 +136,7 @@ def _swarm_variables(order: TaskOrder, gpus: Sequence[Gpu]) -> dict[str, str]:
         "SWARM_GPUS": ",".join(gpu.uuid for gpu in gpus),
         "SWARM_GRACE_SECONDS": f"{spec.grace_s:g}",
         **({"SWARM_WORKER": str(order.part)} if order.is_worker else {}),
+        **({"SWARM_OUTER": spec.outer} if spec.outer else {}),
         **_local_batch(spec.batches, gpus),
     } | ({"SWARM_GLOBAL_BATCH": str(batch)} if (batch := order.global_batch or spec.batches.first) else {})
 

@@ -86,6 +86,7 @@ log = logging.getLogger(__name__)
 
 UNREADABLE_S = 15.0  # for a task to end whose order cannot be read
 INSTALLER_ENV = ("PIP_*", "UV_*", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+NOT_ENTERED = "swarm: --outer did nothing: the script never entered swarm_elastic.Outer, so nothing was merged"
 
 
 @contextmanager
@@ -474,12 +475,15 @@ class TaskRunner:
     def _ended(self, task: LocalTask) -> None:
         task.reached(TaskStage.EXITED)
         task.heard()
+        is_clean = all(not each.exit_code and not each.signal for each in task.link.facts.exit_list)
+        is_success = is_clean and task.failure is TaskFailure.NONE
+        is_known = task.prepared is not None  # an earlier life may have heard of it
+        if is_known and is_success and task.order.spec.outer and not self.reports.has_entered_outer(task.key):
+            self._agent.logs.say(*task.key.of_attempt, process_ranks(task.order)[0], NOT_ENTERED)
         self._agent.logs.closed(task.key)
         self._sockets.close(task.key)
         if task.warm_start:
             self.warm.leave(self._warm_starts())
-        is_clean = all(not each.exit_code and not each.signal for each in task.link.facts.exit_list)
-        is_success = is_clean and task.failure is TaskFailure.NONE
         self.upkeep.task_ended(task.key.of_attempt, is_success=is_success)
         self._post(task.exited_event())
 

@@ -20,7 +20,10 @@ from swarmsched.models.progress import FIGURES, GOALS, Progress
 from swarmsched.task import TaskOrder
 
 FIGURE_MOST = 1e15
+ROUNDS = ("rounds", "outer_version", "round_wait")
+"""Of ranks that train apart: rounds that were merged, the version that is held, the part of the time that is waited."""
 TRAINED = ("loss", "grad_noise")  # figures that become NaN when training goes wrong
+LEARNERS_MOST = 512  # of one task
 STAMP_AGE_MOST_S = 60.0
 TELL_EVERY_S = 5.0
 ODDITIES = ("backward", "bad_type", "clock", "contradiction", "frozen", "not_finite", "out_of_range", "too_many")
@@ -39,6 +42,7 @@ class Reported:
     told_s: float = -math.inf
     world: tuple[int, int] | None = None  # ranks and nodes that train now, where that changes
     batch: int = 0  # with which it is to go on, if it was told
+    learners: dict[int, list[float]] = field(default_factory=dict)  # figures of `ROUNDS` by rank
     limit: Budget = field(default_factory=lambda: Budget(PER_SECOND_MOST, PER_SECOND_MOST))
 
 
@@ -68,6 +72,10 @@ class TaskReports:
         if order is None or reported is None:
             return None
         return reported.progress.estimate(*(reported.world or (order.world_size, len(order.shares))))
+
+    def has_entered_outer(self, key: TaskKey) -> bool:
+        """Whether a rank of a task trains apart from the others, or has."""
+        return key in self._tasks and bool(self._tasks[key].learners)
 
     def regroup(self, key: TaskKey, ranks: int, nodes: int) -> None:
         """The ranks of a task train in a world of so many, on so many nodes, from now on."""
@@ -118,7 +126,7 @@ class TaskReports:
         """Good figures, and what is wrong with the others; null stands for nothing."""
         figures: dict[str, float] = {}
         ignored = []
-        for name in FIGURES:
+        for name in (*FIGURES, *ROUNDS):
             value = request.get(name)
             if value is None:
                 continue
@@ -133,6 +141,9 @@ class TaskReports:
     def _take(self, reported: Reported, rank: int, figures: Mapping[str, float], stamp: object) -> None:
         self.counters["taken"] += 1
         reported.reported_utc_s = self._clock()
+        if figures.keys() >= set(ROUNDS) and (rank in reported.learners or len(reported.learners) < LEARNERS_MOST):
+            reported.learners[rank] = [figures[name] for name in ROUNDS]
+        figures = {name: value for name, value in figures.items() if name not in ROUNDS}
         before, now_s, progress = dict(reported.progress.figures), self._now(), reported.progress
         for oddity in progress.take(rank, figures, self._moment(reported, stamp, now_s), now_s):
             grown = ", ".join(f"{name} {before.get(name, 0.0):g} -> {figures[name]:g}" for name in figures)
@@ -185,7 +196,7 @@ def _fault(name: str, value: object) -> tuple[str, str, str]:
         return "out_of_range", f"{shown(value)} is not above 0", "leave it out where it is not known"
     if name == "global_batch" and (value != int(value) or not 0 < value <= BATCH_MOST):
         return "out_of_range", f"{shown(value)} is no batch", f"send a whole number from 1 to {BATCH_MOST}"
-    if name == "data_wait" and not 0 <= value <= 1:
+    if name in ("data_wait", "round_wait") and not 0 <= value <= 1:
         return "out_of_range", f"{shown(value)} is no part of its time", "send a number from 0 to 1"
     if not (-FIGURE_MOST if name == "loss" else 0) <= value <= FIGURE_MOST:
         remedy = f"send {'-' + format(FIGURE_MOST, 'g') if name == 'loss' else '0'} to {FIGURE_MOST:g}"

@@ -39,6 +39,7 @@ COMMAND = Command(
 EVENTS_SHOWN, EVENTS_READ = 10, 200
 LEFT_SHOWN = 8
 STARVES = 0.2  # of its time
+LEARNERS_SHOWN = 8
 REMAINING_BY = {"steps": "the declared steps", "epochs": "the declared epochs", "loss": "the curve of its loss"}
 CHECKPOINTED = "job.checkpointed"  # of many the newest is enough; they would hide all others
 
@@ -185,6 +186,7 @@ def facts(job: JobDocument) -> Iterator[tuple[str, str]]:
     yield from _times(job, spec)
     if job.progress:
         yield from _progress(job.progress)
+        yield from _apart(job.progress, spec)
     yield from outlook.facts(job)
     yield "Attempt", ", ".join([str(job.attempt), *_repeats(job, spec)])
     changes = job.rescalings or []
@@ -244,6 +246,22 @@ def _progress(progress: ProgressDocument) -> Iterator[tuple[str, str]]:
         yield "Reported", f"{show_time(progress.reported_at)} by rank {progress.rank}{newest}"
     elif newest:
         yield "Reported", f"nothing that could be taken{newest}"
+
+
+def _apart(progress: ProgressDocument, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How ranks that train apart stand; of many those that are furthest behind."""
+    learners = progress.learners or []
+    if not learners:
+        if spec.get("outer"):
+            yield "Outer", "no rank has entered swarm_elastic.Outer: until one does, nothing is merged"
+        return
+    newest = max((each.version for each in learners), default=0)
+    told = []
+    for each in sorted(learners, key=lambda each: (each.version, each.rank))[:LEARNERS_SHOWN]:
+        behind = f", {show_count(newest - each.version, 'version')} behind" if each.version < newest else ""
+        told.append(f"rank {each.rank}: {show_count(each.rounds, 'round')}{behind}, waits {each.wait_ratio:.0%}")
+    told += [f"and {len(learners) - LEARNERS_SHOWN} more"] if len(learners) > LEARNERS_SHOWN else []
+    yield "Outer", f"version {newest}; {'; '.join(told)}"
 
 
 def oddities(progress: ProgressDocument) -> str:

@@ -68,7 +68,19 @@ async def test_every_agent_tells_what_the_owner_of_rank_0_was_told(desks, asked)
         "reported_at": "2023-11-14T22:13:20.000Z",
         "oddities": {},
         "problem": None,
+        "learners": None,
     }
+
+
+async def test_ranks_that_train_apart_are_told_by_their_numbers(desks) -> None:
+    running(desks["n1"])
+    for node, learners in (("n2", {0: [5, 4, 0.25]}), ("n3", {1: [3, 2, 0.25]})):
+        desks[node].agent.known_reports[JOB, 1] = Reported(learners=learners)
+    progress = await progress_at(desks["n1"])
+    assert progress["learners"] == [
+        {"rank": 0, "rounds": 5, "version": 4, "wait_ratio": 0.25},
+        {"rank": 1, "rounds": 3, "version": 2, "wait_ratio": 0.25},
+    ]
 
 
 async def test_without_reports_the_time_limit_tells_and_without_one_nobody_does(n1) -> None:

@@ -95,6 +95,17 @@ async def test_a_figure_that_cannot_be_is_left_out_by_name_and_the_others_count(
     assert (refusal.value.code, refusal.value.problem) == ("bad_report", problem)
 
 
+async def test_a_rank_that_trains_apart_is_known_by_its_figures_of_rounds_and_they_hide_no_others(desk) -> None:
+    assert not desk.has_entered_outer(KEY)
+    await desk.tell(rank=1, step=3, rounds=0, outer_version=0, round_wait=0.5)
+    assert desk.has_entered_outer(KEY)
+    assert known(desk).learners == {1: [0, 0, 0.5]}
+    assert known(desk).progress.figures == {"step": 3}
+    answer = await desk.tell(rank=1, rounds=1, outer_version=1, round_wait=1.5)
+    assert [each["field"] for each in answer["ignored"]] == ["round_wait"]
+    assert known(desk).learners == {1: [0, 0, 0.5]}
+
+
 @pytest.mark.parametrize("rank", [-1, RANK_MOST + 1, 1.5, "0", True, None])
 async def test_a_rank_that_cannot_be_is_refused(desk, rank) -> None:
     with pytest.raises(Declined, match="rank"):
