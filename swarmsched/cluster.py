@@ -114,6 +114,12 @@ class Cluster:
         found = {most_frequent(each.capacity.gpus, demand) for each in self.nodes() if each.node in nodes}
         return "+".join(sorted(found - {""}))[:NAME_LIMIT]
 
+    def network_mbit_s(self, shares: Iterable[Share]) -> int:
+        """Of the slowest of several nodes, over which ranks there train together; 0 where not all tell theirs."""
+        nodes = {share.node for share in shares}
+        told = [each.capacity.network_mbit_s for each in self.nodes() if each.node in nodes] if len(nodes) > 1 else []
+        return min(told) if len(told) == len(nodes) else 0
+
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
         return self._state.take_job_news()

@@ -114,6 +114,8 @@ class Estimate(Value):
     is_partial: bool = False  # `points` are of the sizes that were run alone: others are predicted by a fit to them
     gpu: Name = ""  # class of the GPUs on which `points` were measured, of several their names; empty: not known
     warmup_s: Amount = 0.0  # from the start of its ranks until they told how they train; 0: not measured
+    data_wait: Amount = 0.0  # the part of its time for which it waits for data, in tenths, 0 to 1
+    network_mbit_s: U32 = 0  # of the slowest node of several on which it was measured; 0: not known
 
 
 POOL_MOST = 64
@@ -170,12 +172,15 @@ def merged(before: Estimate | None, now: Estimate) -> Estimate:
         before = replace(before, points=(), noise=())
     if before.gpu and now.gpu not in ("", before.gpu):
         before = replace(before, points=())
+    networks = (before.network_mbit_s, now.network_mbit_s)
+    if all(networks) and _are_apart(*networks, PRIOR_RATIO):
+        before = replace(before, points=tuple([each for each in before.points if each.nodes < 2]))
     old = {configuration(each): each for each in before.points}
     new = [each if is_news(old.get(configuration(each)), each) else old[configuration(each)] for each in now.points]
     kept = [each for each in before.points if configuration(each) not in step_times(new)]
-    known = {"noise": _noise(before, now), "work": now.work or before.work, "gpu": now.gpu or before.gpu}
-    warmup_s = now.warmup_s or before.warmup_s
-    return replace(now, points=(*kept, *new)[-MERGED_POINTS:], warmup_s=warmup_s, **known)
+    known = {"noise": _noise(before, now), "work": _work(before.work, now.work), "gpu": now.gpu or before.gpu}
+    known_there = {"warmup_s": now.warmup_s or before.warmup_s, "network_mbit_s": networks[1] or networks[0]}
+    return replace(now, points=(*kept, *new)[-MERGED_POINTS:], **known, **known_there)
 
 
 NEWS_RATIO = 1.02
@@ -207,13 +212,22 @@ def _noise(before: Estimate, now: Estimate) -> tuple[NoisePoint, ...]:
     return before.noise if are_alike else now.noise or before.noise
 
 
+def _work(before: StepCost | None, now: StepCost | None) -> StepCost | None:
+    """What is told now, where it is not nearly what was told before: some of it is measured anew with each report."""
+    if before is None or now is None:
+        return now or before
+    figures = [(getattr(before, name), getattr(now, name)) for name in StepCost.__struct_fields__]
+    return now if any(_are_apart(*pair, NOISE_NEWS_RATIO) for pair in figures) else before
+
+
 def tells_more(before: Estimate | None, now: Estimate | None) -> bool:
     """Whether more has become of it than that the job goes on: what plans rest on."""
     return _basis(before or Estimate()) != _basis(now or Estimate())
 
 
 def _basis(estimate: Estimate) -> tuple[object, ...]:
-    return (estimate.points, estimate.noise, estimate.speed, estimate.is_prior, bool(estimate.remaining))
+    is_known = (bool(estimate.remaining), bool(estimate.work))
+    return (estimate.points, estimate.noise, estimate.speed, estimate.is_prior, *is_known)
 
 
 PRIOR_RATIO = 1.5
@@ -274,6 +288,7 @@ def coarse(estimate: Estimate) -> Estimate:
     points = [_coarse_point(each) for each in estimate.points]
     noise = [replace(each, noise=_coarse(each.noise)) for each in estimate.noise]
     left = {"remaining": _coarse(estimate.remaining), "done": _coarse(estimate.done)}
+    left |= {"data_wait": round(estimate.data_wait, 1)}
     return replace(estimate, points=tuple(points), noise=tuple(noise), warmup_s=_coarse(estimate.warmup_s), **left)
 
 

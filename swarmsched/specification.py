@@ -99,7 +99,7 @@ FIELDS = (
     SpecField(BY_GPU, "gpu_limits", "", "", "another most, by part of a GPU's model", place="batches.by_gpu",
               by="local_batch", high=GPU_BATCHES_MOST, since="0.2.0"),
     SpecField("work", "work", "--work", "FIGURES",
-              f"what the model computes and moves, for the policy dike: {WORK_EXAMPLE}"),
+              f"what the model computes and moves, by which hosts are chosen: {WORK_EXAMPLE}"),
     SpecField("gpus_per_rank", "whole", "--gpus-per-rank", "N", "GPUs of each rank (default 1)",
               place="demand.gpus", high=64),
     SpecField("cpus_per_rank", "whole", "-c --cpus", "N", "cores for each rank", place="demand.cpus", high=4_096),

@@ -108,6 +108,7 @@ class Elastic:
         self._is_compared, self._is_first_round = False, True  # whether replicas are in this step
         self._is_measured = False  # whether this step's gradients are, for the noise scale
         self._loss_sum = 0.0
+        self._model_figures = _reports.model_figures(model.parameters())
         self._data: Batches | None = None
         self._course = Course()
         self._given: Arrival | None = None  # of the state that was given, until the script has come to the present step
@@ -495,7 +496,8 @@ class Elastic:
             epoch = self._data.progress if self._data else None
             figures = {"loss": None if isnan(self.loss) else self.loss, "grad_noise": self.grad_noise, "epoch": epoch}
             waits = self._data.waits() if self._data else None
-            _reports.report(step=self.step_number, samples=self.samples, data_wait=waits, **figures)
+            told = figures | self._model_figures
+            _reports.report(step=self.step_number, samples=self.samples, data_wait=waits, **told)
 
     def _count_data(self, table: list[Words]) -> None:
         ended = [rank for rank, each in enumerate(table) if each.done]

@@ -23,7 +23,7 @@ from swarm_elastic._arguments import check_objects, number, one_of, whole
 from swarm_elastic._commits import warn
 from swarm_elastic._hosting import Hosting
 from swarm_elastic._patience import Patience
-from swarm_elastic._reports import report_figures
+from swarm_elastic._reports import model_figures, report_figures
 from swarm_elastic._shard_link import LearnerSeat, ShardLink, ShardPlace
 from swarm_elastic._shown import BLOCK, PIECE, Shown
 
@@ -89,6 +89,9 @@ class Outer:
         self._began_s = time.monotonic()
         if self.learners > 1 and os.environ.get("SWARM_TASK_SOCKET"):
             self._join()
+        if self.is_merging:
+            sent = sum(each.numel() for each in self._parameters) * (1 if self._is_quantised else 4)
+            report_figures({**model_figures(self._parameters), "moved_bytes": sent / self.every})
         self._hook = self._optimizer.register_step_post_hook(self._after_step)
         if self.is_merging or "SWARM_OUTER" in os.environ:
             self._report()

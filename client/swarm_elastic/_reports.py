@@ -14,8 +14,9 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from functools import cache
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from swarm_elastic._arguments import number, whole
 from swarm_elastic._commits import AWAY_S, VERSION, warn
@@ -30,6 +31,9 @@ GOALS = (
     "total_steps",
     "total_epochs",
     "target_loss",
+    "parameter_bytes",
+    "moved_bytes",
+    "largest_bytes",
 )  # told anew each time: an agent that was restarted does not know them
 
 Number = SupportsFloat
@@ -47,6 +51,11 @@ def report(
     total_steps: Number | None = None,
     total_epochs: Number | None = None,
     target_loss: Number | None = None,
+    parameter_bytes: Number | None = None,
+    moved_bytes: Number | None = None,
+    largest_bytes: Number | None = None,
+    sample_flops: Number | None = None,
+    decode_core_s: Number | None = None,
 ) -> bool:
     """Tell how far training has come; call it as often as you like, on one rank or on all.
 
@@ -54,7 +63,8 @@ def report(
     training, also after a restart from a checkpoint.  `global_batch` is the samples of one step of all ranks together,
     which a script that asks for it (`global_batch`) need not tell.  `grad_noise` is variance over squared norm of the
     gradient of the first batch size, `data_wait` the part of its time (0 to 1) for which training waits for data, and
-    `target_loss` the loss that ends it, if one does.  Returns at once; False
+    `target_loss` the loss that ends it, if one does.  `parameter_bytes` and the figures behind it say what the model
+    computes and moves in a step, by which hosts are chosen (docs/reference/reports.md).  Returns at once; False
     outside of a swarm, where nothing happens.  TypeError for what is no number.  A tensor on a GPU is waited for: give
     `loss.item()` where you have it anyway.
     """
@@ -69,6 +79,11 @@ def report(
         "total_steps": total_steps,
         "total_epochs": total_epochs,
         "target_loss": target_loss,
+        "parameter_bytes": parameter_bytes,
+        "moved_bytes": moved_bytes,
+        "largest_bytes": largest_bytes,
+        "sample_flops": sample_flops,
+        "decode_core_s": decode_core_s,
     }
     return report_figures({name: number(name, value) for name, value in given.items() if value is not None})
 
@@ -76,6 +91,12 @@ def report(
 def report_figures(figures: dict[str, float]) -> bool:
     """The same of any figures that agents know."""
     return _reporter().put(figures)
+
+
+def model_figures(parameters: Iterable[Any]) -> dict[str, float]:
+    """What `report` may tell of a model with these parameters."""
+    sizes = [each.numel() * each.element_size() for each in parameters if each.requires_grad]
+    return {"parameter_bytes": sum(sizes), "largest_bytes": max(sizes, default=0)}
 
 
 def global_batch(default: int) -> int:

@@ -22,13 +22,19 @@ from transformers.trainer_utils import has_length
 from swarm_elastic import report
 from swarm_elastic._elastic import Elastic
 from swarm_elastic._membership import hide_world
+from swarm_elastic._reports import model_figures
 from swarm_elastic._steps import Steps
 
 _Trainer: Any = object  # it stands before a class of trainers, whichever that is
 
 
 class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not there when this is checked
-    """Steps after each step, the loss whenever the trainer logs it."""
+    """Steps after each step, the loss whenever the trainer logs it, and how large the model is."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """By its size hosts are chosen."""
+        if state.is_world_process_zero and model is not None:
+            report(**model_figures(model.parameters()))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count and total are the trainer's; samples those of full batches."""

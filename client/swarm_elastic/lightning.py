@@ -32,7 +32,7 @@ except ImportError:  # the older name of the same package
 from swarm_elastic import report
 from swarm_elastic._elastic import Elastic
 from swarm_elastic._membership import hide_world
-from swarm_elastic._reports import INTERVAL_S
+from swarm_elastic._reports import INTERVAL_S, model_figures
 from swarm_elastic._steps import Steps
 
 
@@ -45,7 +45,9 @@ class ReportCallback(Callback):  # type: ignore[misc]  # Lightning is not there 
         self._loss_s = -math.inf
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find out where training will end; None where it does not say."""
+        """Find out where training will end; None where it does not say.  By the size of the model hosts are chosen."""
+        if trainer.is_global_zero:
+            report(**model_figures(pl_module.parameters()))
         try:
             total = trainer.estimated_stepping_batches
         except MisconfigurationException:  # accumulation changes from epoch to epoch

@@ -22,6 +22,7 @@ from statistics import median_low
 from typing import Annotated, TypeVar
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.card import NAME_LENGTH, JobCard
@@ -116,6 +117,7 @@ class _StoredKind(Value):
     scripts: Annotated[tuple[tuple[Job, _Name], ...], Meta(max_length=LENGTHS_MOST)] = ()
     told_by: U53 = 0
     anew_at: Annotated[tuple[U53, ...], Meta(max_length=2)] = ()
+    works: Annotated[tuple[tuple[Job, Estimate], ...], Meta(max_length=LENGTHS_MOST)] = ()
 
 
 class _Kind:
@@ -126,6 +128,7 @@ class _Kind:
         self._lengths: OrderedDict[JobId, float] = OrderedDict()
         self._done: OrderedDict[JobId, float] = OrderedDict()  # how far each has come
         self._scripts: OrderedDict[JobId, str] = OrderedDict()  # of the jobs of a name
+        self._works: OrderedDict[JobId, Estimate] = OrderedDict()  # what each has told of its model, and no more
         self._told_by = 0  # jobs so far
         self._anew_at: deque[int] = deque(maxlen=2)  # after how many of them the table began anew
         self.version = 0  # of the points
@@ -136,6 +139,9 @@ class _Kind:
         _put(self._done, job_id, estimate.done)
         if script:
             _put(self._scripts, job_id, script)
+        if estimate.work:
+            told = Estimate(work=estimate.work, data_wait=estimate.data_wait, network_mbit_s=estimate.network_mbit_s)
+            _put(self._works, job_id, told)
         for point in estimate.points:
             is_newest = point is estimate.points[-1]
             self._note_point(job_id, (estimate.gpu, configuration(point)), point, is_newest=is_newest)
@@ -150,7 +156,7 @@ class _Kind:
         points = [_StoredPoint(gpu, each.witness, each.point) for gpu, each in known if each.point]
         lengths, done = (tuple(each.items()) for each in (self._lengths, self._done))
         told = (tuple(self._scripts.items()), self._told_by, tuple(self._anew_at))
-        return _StoredKind(*key, tuple(points), lengths, done, *told)
+        return _StoredKind(*key, tuple(points), lengths, done, *told, works=tuple(self._works.items()))
 
     def restore(self, stored: _StoredKind) -> None:
         """What an earlier life has kept."""
@@ -159,6 +165,7 @@ class _Kind:
         self._lengths.update(stored.lengths)
         self._done.update(stored.done)
         self._scripts.update(stored.scripts)
+        self._works.update(stored.works)
         self._told_by = stored.told_by
         self._anew_at.extend(stored.anew_at)
 
@@ -172,6 +179,12 @@ class _Kind:
     def gpu(self) -> str:
         """On which it was measured last."""
         return next((gpu for (gpu, _), known in reversed(self._points.items()) if known.point), "")
+
+    @property
+    def model(self) -> Estimate:
+        """What its jobs have told of their model: the middle one by what moves in a step, so that none tells alone."""
+        told = sorted(self._works.items(), key=lambda each: (each[1].work and each[1].work.moved_bytes, each[0]))
+        return told[(len(told) - 1) // 2][1] if told else Estimate()
 
     def on(self, gpu: str) -> list[SpeedPoint]:
         """What was measured on that class of GPUs, the newest last."""
@@ -212,7 +225,7 @@ class _Kind:
 
     def _begin_anew(self, jobs: set[JobId]) -> None:
         """It is another training by the same name, whose are these."""
-        for table in (self._lengths, self._done):
+        for table in (self._lengths, self._done, self._works):
             for job_id in table.keys() - jobs:
                 del table[job_id]
         self._points = OrderedDict((place, known) for place, known in self._points.items() if known.witness in jobs)
@@ -271,7 +284,7 @@ class Kinds:
         them. How long it takes is for the job to say."""
         for _, kind in self._sound(_keys(user, name, program)):
             points = tuple(kind.on(kind.gpu)[-MERGED_POINTS:])
-            return Estimate(points=points, is_partial=True, is_prior=True, gpu=kind.gpu)
+            return replace(kind.model, points=points, is_partial=True, is_prior=True, gpu=kind.gpu)
         return None
 
     def view(self, user: str, name: str, gpu: str = "", program: str = "") -> KindView | None:

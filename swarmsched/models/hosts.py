@@ -10,10 +10,13 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
+from statistics import median
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from swarmsched.errors import ConfigError
-from swarmsched.estimate import StepCost
+from swarmsched.estimate import Estimate, SpeedPoint, StepCost
 from swarmsched.ids import NodeId
 
 EFFICIENCY = 0.35
@@ -22,6 +25,10 @@ BUS_BYTES_PER_S = 10e9
 """Between ranks on one host."""
 HOP_S = 20e-6
 """Latency of one step of a ring."""
+MBIT = 125_000.0
+"""A second, in bytes."""
+NETWORK_BYTES_PER_S = 1.25e9
+"""Of a node that does not tell: 10 Gbit/s."""
 SERVER_CORES = 2
 PREFETCHED = 2
 """Batches."""
@@ -55,7 +62,7 @@ class Offer(NamedTuple):
     memory_bytes: float
     flops_per_s: float = 0.0  # peak of the GPUs of one worker
     gpu_memory_bytes: float = inf  # of one worker
-    network_bytes_per_s: float = 1.25e9
+    network_bytes_per_s: float = NETWORK_BYTES_PER_S
 
 
 class Tasks(NamedTuple):
@@ -92,6 +99,41 @@ def check(work: StepCost) -> None:
     for name in ("largest_bytes", "activation_bytes", "sample_bytes", "decode_core_s"):
         if not 0.0 <= getattr(work, name) < inf:
             raise ConfigError(f"work.{name}", f"{getattr(work, name)} is out of range", "measure it, or leave it 0")
+
+
+DENSE_FLOPS = 1.5
+"""Of a sample, forward and backward, for each byte of 32-bit parameters that are all used once, as in a perceptron:
+where nobody counted them."""
+MEASURED_MOST = 30.0
+"""Times by which the part of a step that computes may be shorter than the step."""
+
+
+@lru_cache(maxsize=2_048)
+def measured_work(estimate: Estimate, gpus: int) -> StepCost | None:
+    """The work that an estimate tells, with as many operations as its steps show; None where nobody tells any.
+
+    So operations that nobody counted, and the part of a GPU's peak that a model reaches, are corrected by first steps:
+    by those on one node, or where there are none by those on several whose network is known.
+    """
+    work, peak = estimate.work, gpus * peak_flops(estimate.gpu)
+    if work is None:
+        return None
+    network = estimate.network_mbit_s * MBIT
+    points = [each for each in estimate.points if each.local_batch and (each.nodes == 1 or network)]
+    points = [each for each in points if each.nodes == 1] or points
+    if not (points and peak):
+        return None if work.sample_flops == DENSE_FLOPS * work.parameter_bytes else work
+    flops = work.sample_flops * median(
+        [_measured_ratio(work, each, estimate.data_wait, peak, network) for each in points]
+    )
+    return replace(work, sample_flops=flops) if 0.0 < flops < inf else work
+
+
+def _measured_ratio(work: StepCost, point: SpeedPoint, data_wait: float, peak: float, network: float) -> float:
+    """How many times as long a measured step computes as operations and peak tell."""
+    ring_s = ring_time_s(work, point.ranks, BUS_BYTES_PER_S if point.nodes == 1 else network)
+    computes_s = max(point.step_s * (1.0 - min(data_wait, 0.9)) - ring_s, point.step_s / MEASURED_MOST)
+    return computes_s * EFFICIENCY * peak / (point.local_batch * work.sample_flops)
 
 
 def throughput(work: StepCost, layout: Layout, is_synchronous: bool = True) -> float:
@@ -134,7 +176,12 @@ def local_s(work: StepCost, host: Offer, tasks: Tasks) -> float:
 def _ring_s(work: StepCost, layout: Layout) -> float:
     workers = sum(tasks.workers for _, tasks in layout)
     link = min(host.network_bytes_per_s for host, _ in layout) if len(layout) > 1 else BUS_BYTES_PER_S
-    return 2.0 * (workers - 1) / workers * work.moved_bytes / link + HOP_S * (workers - 1)
+    return ring_time_s(work, workers, link)
+
+
+def ring_time_s(work: StepCost, workers: int, link_bytes_per_s: float) -> float:
+    """Of the gradients of a step around a ring, over its slowest link."""
+    return 2.0 * (workers - 1) / workers * work.moved_bytes / link_bytes_per_s + HOP_S * (workers - 1)
 
 
 def _served_s(work: StepCost, layout: Layout) -> list[float]:

@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 from typing import NamedTuple
 
-from swarmsched.estimate import BATCH_MOST, Estimate, NoisePoint, SpeedPoint
+from swarmsched.estimate import BATCH_MOST, Estimate, NoisePoint, SpeedPoint, StepCost
 from swarmsched.models.convergence import DEVIATIONS, LossCurve, middle
+from swarmsched.models.hosts import DENSE_FLOPS
 
 COUNTS = ("step", "samples", "epoch")
 TOTALS = {"total_steps": "step", "total_epochs": "epoch"}
 """What a script may declare, in the order in which it is believed, and the count that grows to it."""
 GOALS = (*TOTALS, "target_loss")
-FIGURES = (*COUNTS, *GOALS, "loss", "grad_noise", "global_batch", "data_wait")
+MODEL = ("parameter_bytes", "moved_bytes", "largest_bytes", "sample_flops", "decode_core_s")
+"""What the model computes and moves in a step, and its input pipeline: fields of `estimate.StepCost`."""
+FIGURES = (*COUNTS, *GOALS, "loss", "grad_noise", "global_batch", "data_wait", *MODEL)
 
 BLOCKS_LIMIT = 64
 BLOCKS_FOR_INTERVAL = 4
@@ -305,7 +308,17 @@ class Progress:
             remaining_error=self._error(step),
             done=step,
             is_partial=bool(points),
+            work=self._work(local_batch) if is_known else None,
+            data_wait=self._figures.get("data_wait", 0.0),
         )
+
+    def _work(self, local_batch: int) -> StepCost | None:
+        """What its model is, where it tells how large it is."""
+        parameter_bytes, moved, largest, flops, decode_s = [self._figures.get(name, 0.0) for name in MODEL]
+        if not parameter_bytes:
+            return None
+        moved, flops = moved or parameter_bytes, flops or DENSE_FLOPS * parameter_bytes
+        return StepCost(local_batch, flops, parameter_bytes, moved, min(largest, moved), decode_core_s=decode_s)
 
     def _steps_left(self, step: float) -> float:
         """0: not known, or none."""

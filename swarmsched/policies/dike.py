@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from swarmsched.card import RankKey
 from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
-from swarmsched.models.hosts import Offer, peak_flops
+from swarmsched.models.hosts import Offer
 from swarmsched.policies.base import joined, start
 from swarmsched.policies.fifo import Fifo
-from swarmsched.policies.hosting import Choice, choose
+from swarmsched.policies.hosting import Choice, choose, laid_out, offer
 from swarmsched.policies.placement import permitted, with_other_groups
 from swarmsched.policies.reason import start_reason
 from swarmsched.policies.resizing import RANKS_MOST, elastic_of
 from swarmsched.policies.room import Room
-from swarmsched.resources import Demand, Share, suits
+from swarmsched.resources import Demand
 from swarmsched.view import Decision, JobView
 
 BITS = 8
@@ -37,7 +37,7 @@ class Dike(Fifo):
         if ahead:
             return super()._decide(job, key, room, ahead)
         found = self._chosen(job, room)
-        shares = None if isinstance(found, str) else with_other_groups(room, job, lambda: _laid_out(found))
+        shares = None if isinstance(found, str) else with_other_groups(room, job, lambda: laid_out(found))
         if isinstance(found, str) or shares is None:
             decision = super()._decide(job, key, room, ahead)
             why = found if isinstance(found, str) else "its other groups have no room beside"
@@ -68,15 +68,8 @@ class Dike(Fifo):
         return max(found, key=lambda one: one.samples_per_s, default="no free hosts hold its model and input")
 
 
-def _laid_out(found: Choice) -> tuple[Share, ...]:
-    layout = sorted(found.layout, key=lambda one: (-one[1].workers, one[0].node))
-    return tuple([Share(host.node, tasks.workers) for host, tasks in layout])
-
-
 def _host(room: Room, node: NodeId, ranks: int, demand: Demand, network_bytes_per_s: float) -> Offer:
-    """Its slowest suitable GPUs count: which ones a rank gets is its owner's choice."""
-    free = room.free(node)
-    kinds = [each for each in free.gpus if suits(each, demand)]
-    peak = min([peak_flops(each.model) for each in kinds])
-    memory_bytes = demand.gpus * min([each.memory_bytes for each in kinds])
-    return Offer(node, ranks, free.cpus, free.memory_bytes, demand.gpus * peak, memory_bytes, network_bytes_per_s)
+    """Of a node that tells no speed of its network, that of the parameter."""
+    found = offer(room, node, ranks, demand)
+    is_told = bool(room.capacity(node).network_mbit_s)
+    return found if is_told else found._replace(network_bytes_per_s=network_bytes_per_s)

@@ -14,6 +14,7 @@ from swarmsched.fields import Value
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.models.kinds import believed
 from swarmsched.policies.base import ahead_sentence, amount, in_rank_order, is_waiting, joined, need
+from swarmsched.policies.hosting import predicted, work_of
 from swarmsched.policies.placement import place_in
 from swarmsched.policies.reason import MIXED_GPUS_FLAG, fits_now, shortage, start_reason
 from swarmsched.policies.registry import kind_of, make_order, policy_id
@@ -132,7 +133,9 @@ def explain(
     spec = record.spec
     ahead: list[JobView] = []
     decision = (told or {}).get(record.job_id)
-    reason = "it has ended" if record.is_ended else _placement_reason(record, setting, decision)
+    job = next((each for each in view.jobs if each.job_id == record.job_id), None)
+    samples_per_s = _predicted(view, job) if job is not None else 0.0
+    reason = "it has ended" if record.is_ended else _placement_reason(record, setting, decision, samples_per_s)
     if record.state is JobState.QUEUED:
         ahead = _jobs_ahead(record.job_id, view, make_order(setting), now_s)
         reason = _waiting_reason(record.job_id, view, ahead, told or {})
@@ -293,22 +296,36 @@ def _waiting_reason(job_id: JobId, view: ClusterView, ahead: Sequence[JobView], 
     return decision.reason if decision is not None else joined(shortage(job, room), ahead_sentence(ahead))
 
 
-def _placement_reason(record: JobRecord, setting: PolicySetting, decision: Decision | None) -> str:
-    """Why a running job has what it has: it gets what it asked for, on as few nodes as could hold it."""
+def _predicted(view: ClusterView, job: JobView) -> float:
+    """Samples a second of the job where it is, by its model and the hosts; 0 where they are not known."""
+    room = Room(view.nodes)
+    if not job.shares or work_of(job) is None or not room.has(job.shares):
+        return 0.0
+    room.release(job.shares, job.demand)
+    return predicted(room, job, job.shares)
+
+
+def _placement_reason(
+    record: JobRecord, setting: PolicySetting, decision: Decision | None, samples_per_s: float
+) -> str:
+    """Why a running job has what it has: what it asked for, on the fewest nodes, or where its model is faster."""
     spec = record.spec
     if not record.shares:
         return "no node has taken it yet"
     nodes = list(ranks_by_node((*record.training, *of_others(record.shares))).items())
     where = ", ".join(f"{node} ({ranks})" for node, ranks in nodes[:SENTENCE_NODES_LIMIT])
+    by_model = f"{samples_per_s:.3g} samples/s there by its model and the hosts" if samples_per_s else ""
     if spec.is_resizable:
         most, has = max(spec.ranks, spec.ranks_most), world_size(record.training)
         takes = (
             f"takes {spec.ranks} to {most} ranks and has {has}" if most > spec.ranks else f"has {amount(has, 'rank')}"
         )
-        return joined(takes, size_reason(record, setting, decision), f"on {where}")
+        return joined(takes, size_reason(record, setting, decision), f"on {where}", by_model)
     asked = f"it asked for {need(spec.needs, spec.ranks)}"
     choice = "on the named nodes" if spec.nodes else "on the fewest nodes that had room"
-    return joined(asked, f"placed {choice}: {where}")
+    if by_model:
+        choice += ", or on others that are clearly faster for its model"
+    return joined(asked, f"placed {choice}: {where}", by_model)
 
 
 def size_reason(record: JobRecord, setting: PolicySetting, decision: Decision | None) -> str:

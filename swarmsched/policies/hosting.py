@@ -13,7 +13,22 @@ from typing import NamedTuple
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import StepCost
 from swarmsched.ids import NodeId
-from swarmsched.models.hosts import Layout, Offer, Tasks, check, fits, local_s, throughput
+from swarmsched.models.hosts import (
+    MBIT,
+    NETWORK_BYTES_PER_S,
+    Layout,
+    Offer,
+    Tasks,
+    check,
+    fits,
+    local_s,
+    measured_work,
+    peak_flops,
+    throughput,
+)
+from swarmsched.policies.room import Room
+from swarmsched.resources import Demand, Share, suits
+from swarmsched.view import JobView
 
 NEARLY = 0.02
 """Of the speed: what fewer workers, servers or hosts may cost.  Stopping at the first small gain, as a knee rule does,
@@ -24,6 +39,10 @@ BEGINNINGS = 12
 IMPROVED_HOSTS = 8
 """Beyond so many one task more or less changes little."""
 GAIN_LEAST = 1.001
+HOSTS_EVEN = 8
+"""On up to so many hosts workers are dealt evenly."""
+WORTH = 1.03
+"""Times as fast as on the fewest nodes: for less a job is not spread, nor given hosts that suit others better."""
 
 
 class Choice(NamedTuple):
@@ -53,7 +72,7 @@ def choose(
             raise ConfigError(f"host {host.node}", f"{host} cannot be", "counts of 0 or more, and a network")
     rate = partial(throughput, work, is_synchronous=is_synchronous)
     hosts = sorted(hosts, key=lambda host: host.node)
-    orders = _orders(work, hosts)
+    orders = _orders(work, hosts, max(sizes, default=0))
     rated: list[Choice] = []
     for workers in [each for each in sizes if each > 0]:
         for each in _dealt(orders, workers):
@@ -73,14 +92,17 @@ def _speed(choice: Choice) -> float:
     return choice.samples_per_s
 
 
-def _orders(work: StepCost, hosts: Sequence[Offer]) -> list[list[tuple[Offer, int]]]:
-    """Hosts with at most so many workers each, the fastest first, for each such number."""
+def _orders(work: StepCost, hosts: Sequence[Offer], size: int) -> list[list[tuple[Offer, int]]]:
+    """Hosts with at most so many workers each, the fastest first, for each such number and each least network."""
     able = [host for host in hosts if host.workers and host.flops_per_s]
+    parts = {-(-size // count) for count in range(1, min(size, HOSTS_EVEN) + 1)}
     orders = []
-    for most in sorted({host.workers for host in able} | {1}) if able else ():
+    for most in sorted({host.workers for host in able} | parts | {1}) if able else ():
         given = [(host, _room(work, host, most)) for host in able]
-        keyed = [(local_s(work, host, Tasks(n, 0)), -n, host.node, host, n) for host, n in given if n]
-        orders.append([(host, count) for *_, host, count in sorted(keyed)])
+        keyed = sorted([(local_s(work, host, Tasks(n, 0)), -n, host.node, host, n) for host, n in given if n])
+        full = [each for each in keyed if each[4] == most]  # of the others one may come first that holds fewer
+        for some, least in product((keyed, full), sorted({host.network_bytes_per_s for host in able})):
+            orders += [[(host, count) for *_, host, count in some if host.network_bytes_per_s >= least]]
     return orders
 
 
@@ -167,3 +189,98 @@ def _even(hosts: Sequence[Offer], rooms: Sequence[int], count: int) -> dict[Offe
         if before == count:
             break
     return {host: number for host, number in dealt.items() if number}
+
+
+def suited(
+    room: Room,
+    job: JobView,
+    ranks: int,
+    allowed: Mapping[NodeId, int],
+    found: tuple[Share, ...],
+    tie: Callable[[Sequence[NodeId], int], list[NodeId]],
+) -> tuple[Share, ...]:
+    """`found`, or other hosts that hold as many ranks, where by its model and theirs a job trains clearly faster.
+
+    A job whose card does not tell its model stays where it was placed without, and so does one that may be on GPUs of
+    which no peak is known.  `tie` orders nodes that are alike.
+    """
+    work = work_of(job)
+    if work is None:
+        return found
+    by_name = {node: offer(room, node, count, job.demand) for node, count in allowed.items()}
+    if not all(host.flops_per_s for host in by_name.values()):
+        return found
+    now = throughput(work, [(by_name[share.node], Tasks(share.ranks, 0)) for share in found])
+    hosts = [by_name[node] for node in allowed]
+    least_s = min([local_s(work, host, Tasks(1, 0)) for host in hosts])  # no layout is faster than its ranks alone
+    if ranks * work.local_batch <= WORTH * now * least_s:
+        return found
+    best = max(
+        [
+            each
+            for group in _groups(room, job, ranks, hosts, tie)
+            if (each := choose(work, group, range(ranks, ranks + 1)))
+        ],
+        key=_speed,
+        default=None,
+    )
+    if best is None or best.samples_per_s < WORTH * now:
+        return found
+    return laid_out(best)
+
+
+def work_of(job: JobView) -> StepCost | None:
+    """What a step of the job computes and moves, as far as its card tells and one can compute with it."""
+    estimate = job.card.estimate
+    if estimate is None or estimate.work is None or not job.demand.gpus or job.card.hides_constraints:
+        return None
+    try:
+        check(estimate.work)
+    except ConfigError:
+        return None
+    return measured_work(estimate, job.demand.gpus)
+
+
+def predicted(room: Room, job: JobView, shares: Sequence[Share]) -> float:
+    """Samples a second of the job there, by its model and what the hosts have free; 0 where they are not known."""
+    work = work_of(job)
+    if work is None or not room.has(shares):
+        return 0.0
+    first = [share for share in shares if not share.group]
+    return throughput(work, [(offer(room, one.node, one.ranks, job.demand), Tasks(one.ranks, 0)) for one in first])
+
+
+def laid_out(found: Choice) -> tuple[Share, ...]:
+    """The workers of a choice, the largest share first."""
+    layout = sorted(found.layout, key=lambda one: (-one[1].workers, one[0].node))
+    return tuple([Share(host.node, tasks.workers) for host, tasks in layout if tasks.workers])
+
+
+def offer(room: Room, node: NodeId, ranks: int, demand: Demand) -> Offer:
+    """What a node could give to so many ranks: its slowest suitable GPUs count, as its owner chooses among them."""
+    free = room.free(node)
+    kinds = [each for each in free.gpus if suits(each, demand)] or [*room.capacity(node).gpus]
+    peak = min([peak_flops(each.model) for each in kinds], default=0.0)
+    memory_bytes = demand.gpus * min([each.memory_bytes for each in kinds], default=0)
+    network = room.capacity(node).network_mbit_s * MBIT or NETWORK_BYTES_PER_S
+    memory = free.memory_bytes, demand.gpus * peak, memory_bytes
+    return Offer(node, ranks, free.cpus, *memory, network)
+
+
+def _groups(
+    room: Room,
+    job: JobView,
+    ranks: int,
+    hosts: Sequence[Offer],
+    tie: Callable[[Sequence[NodeId], int], list[NodeId]],
+) -> Iterator[list[Offer]]:
+    """Hosts whose GPUs the job may have at once; of those that are alike no more than it could use."""
+    fits_there = {host.node: host.workers for host in hosts}
+    of_class = [fits_there] if job.card.mixed_gpus else room.apart(fits_there, job.demand).values()
+    home = {share.node for share in job.shares}
+    by_node = {host.node: host for host in hosts}
+    for group in of_class:
+        alike: dict[Offer, list[Offer]] = {}
+        for node in sorted(tie([*group], len(group)), key=lambda each: each not in home):
+            alike.setdefault(by_node[node]._replace(node=NodeId("")), []).append(by_node[node])
+        yield [host for there in alike.values() for host in there[:ranks]]

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.base import joined
+from swarmsched.policies.hosting import suited, work_of
 from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Share, demand_of, needs_beside, of_others
 from swarmsched.view import Allocation, Change, Decision, JobView
@@ -29,7 +30,17 @@ def place_in(room: Room, job: JobView, rng: random.Random | None = None) -> tupl
     """
     if (room.ranks_alike(job.demand) < job.ranks and not job.card.mixed_gpus) or job.card.hides_constraints:
         return None
-    return with_other_groups(room, job, lambda: place_among(room.fits(job.demand), room, job, rng), rng)
+    return with_other_groups(room, job, lambda: _placed(room, job, rng), rng)
+
+
+def _placed(room: Room, job: JobView, rng: random.Random | None) -> tuple[Share, ...] | None:
+    """The first group's hosts, by its model where its card tells that."""
+    fits = room.fits(job.demand)
+    found = place_among(fits, room, job, rng)
+    if not found or work_of(job) is None:
+        return found
+    allowed = permitted(fits, job.card.nodes, job.excluded)
+    return suited(room, job, job.ranks, allowed, found, tie_break(job.job_id, rng))
 
 
 def with_other_groups(

@@ -88,6 +88,10 @@ class Room:
         """What is left on a node."""
         return self._free[node]
 
+    def capacity(self, node: NodeId) -> Free:
+        """All that a node has, booked or not."""
+        return self._capacity[node]
+
     def has(self, shares: Iterable[Share]) -> bool:
         """True when the nodes of all shares are available."""
         return all(share.node in self._free for share in shares)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmsched.ids import JobId, NodeId
-from swarmsched.policies.placement import ODD, hashed, tightness, with_other_groups
+from swarmsched.policies.hosting import suited, work_of
+from swarmsched.policies.placement import ODD, hashed, tie_break, tightness, with_other_groups
 from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Device, Share
 from swarmsched.view import JobView
@@ -68,6 +69,19 @@ class Sites:
             held = np.where(self._nodes_by_class(ANY_GPU).get(gpu, False), held, 0)
         classes = {} if job.card.mixed_gpus else self._nodes_by_class(job.demand)
         others = self._others_crowd(job.job_id) if apart else None
+        found = self._on_class(held, job, ranks, others, classes)
+        if not found or work_of(job) is None:
+            return found
+        if others is not None:
+            held = np.where(others, 0, held)
+        allowed = {self._names[at]: int(held[at]) for at in np.flatnonzero(held)}
+        is_there = all(share.node in allowed for share in found)
+        return suited(self.room, job, ranks, allowed, found, tie_break(job.job_id)) if is_there else found
+
+    def _on_class(
+        self, held: Ints, job: JobView, ranks: int, others: Mask | None, classes: Mapping[str, Mask]
+    ) -> tuple[Share, ...] | None:
+        """On the fewest nodes of one class."""
         if len(classes) < 2:
             return self._found(held, job, ranks, others)
         found: dict[str, tuple[Share, ...]] = {}

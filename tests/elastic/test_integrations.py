@@ -73,12 +73,13 @@ def test_the_trainer_of_hugging_face_reports(tmp_path: Path) -> None:
     """32 samples, batches of 4, two for each step, two epochs: eight steps."""
     told = reported(tmp_path, HUGGING_FACE)
     loss = told.pop("loss")
-    assert {name: told[name] for name in ("step", "samples", "epoch", "total_steps", "rank")} == {
+    assert {name: told[name] for name in ("step", "samples", "epoch", "total_steps", "rank", "parameter_bytes")} == {
         "step": 8,
         "samples": 64,
         "epoch": 2.0,
         "total_steps": 8,
         "rank": 0,
+        "parameter_bytes": 8,
     }
     assert loss > 0
 
@@ -86,10 +87,11 @@ def test_the_trainer_of_hugging_face_reports(tmp_path: Path) -> None:
 def test_the_trainer_of_lightning_reports(tmp_path: Path) -> None:
     """The same; the loss is what `training_step` returned, not its part of the accumulated batches."""
     told = reported(tmp_path, LIGHTNING)
-    assert {name: told[name] for name in ("step", "samples", "epoch", "total_steps", "loss")} == {
+    assert {name: told[name] for name in ("step", "samples", "epoch", "total_steps", "loss", "parameter_bytes")} == {
         "step": 8,
         "samples": 64,
         "epoch": 2.0,
         "total_steps": 8,
         "loss": 3.0,
+        "parameter_bytes": 8,
     }

@@ -76,14 +76,20 @@ class Node:
         self.thread.start()
         self.aggregation = Aggregation("127.0.0.1", lambda key: True, available_bytes=lambda: 1 << 32)
         self.key = TaskKey(JOB, 1)
+        self.reported: dict[str, Any] = {}
         self.sockets = self.call(self._open(folder))
 
     async def _open(self, folder: Path) -> TaskSockets:
         sockets = TaskSockets(SocketFolder(folder))
         sockets.on_request("outer", self.aggregation.handle)
+        sockets.on_request("report", self._note)
         sockets.start()
         sockets.open(self.key, "secret", Account("me", "/", "/bin/sh"))
         return sockets
+
+    async def _note(self, _: TaskKey, request: Any) -> dict[str, Any]:
+        self.reported |= request
+        return {"ok": True}
 
     def call(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
@@ -166,9 +172,12 @@ def nodes(tmp_path: Path) -> Iterator[Callable[[], Node]]:
 
 def test_ranks_on_two_nodes_merge_in_rounds_and_end_alike(tmp_path, template, nodes):
     """Two shards, one on each node, as the model has more than two pieces."""
-    sockets = [nodes().socket, nodes().socket]
-    with Gang(tmp_path, template, sockets, 2, WIDTH="32000", STEPS="20") as gang:
+    first, second = nodes(), nodes()
+    with Gang(tmp_path, template, [first.socket, second.socket], 2, WIDTH="32000", STEPS="20") as gang:
         ends = gang.ends()
+    count = 18 * 32_000 + 1
+    told = {"parameter_bytes": 4 * count, "largest_bytes": 4 * 16 * 32_000, "moved_bytes": count / 5}
+    assert told.items() <= first.reported.items(), "a byte for each number, once in five steps"
     begun = [rank.lines[0] for rank in gang.ranks]
     assert begun[0]["merging"]
     assert begun[0]["weight"] == pytest.approx(begun[1]["weight"], abs=1e-6), "all begin with the first rank's weights"

@@ -24,6 +24,11 @@ FIGURES = (
     "total_epochs",
     "target_loss",
     "global_batch",
+    "parameter_bytes",
+    "moved_bytes",
+    "largest_bytes",
+    "sample_flops",
+    "decode_core_s",
 )
 
 COMMAND = Command(

@@ -86,8 +86,11 @@ class Placement:
     def estimated(self, job: JobShepherd, sender: NodeId, told: TaskEstimate, clock: Clock) -> Sequence[ShepherdEffect]:
         """The ranks of a job of ours have reported: plans may change, if it told more than that it goes on."""
         before, record = job.estimate, job.record
-        gpu = self._cluster.gpu_class(record.training, record.spec.demand)
-        known = replace(told, estimate=replace(told.estimate, gpu=gpu))
+        there = {
+            "gpu": self._cluster.gpu_class(record.training, record.spec.demand),
+            "network_mbit_s": self._cluster.network_mbit_s(record.training),
+        }
+        known = replace(told, estimate=replace(told.estimate, **there))
         effects = job.step(PeerMessageReceived(sender, known), clock)
         if tells_more(before, job.estimate):
             self.look_soon(clock.now_s)
