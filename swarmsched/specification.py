@@ -20,6 +20,7 @@ GROUPS_LIMIT = 7  # beside the first
 GPU_BATCHES_MOST = 8
 QUEUES = ("default",)
 OUTER_STEPS_LIMIT = 1_000_000
+OUTER_AUTO_LEAST = 8
 OUTER_WIRES = ("int8", "float32")
 OUTER_EXAMPLE = "every=64,overlap=0,quorum=half,wire=int8"
 OUTER_ALONE = "on"
@@ -181,14 +182,15 @@ def outer_terms(text: str) -> dict[str, int | str]:
         else:
             remedies = [f"a whole number from {low} to {high}"] * bool(high) + list(words)
             raise ValueError(f"{name} is {value!r}; it must be {' or '.join(remedies)}")
-    every, overlap = found.get("every"), found.get("overlap", 0)
-    if isinstance(every, int) and isinstance(overlap, int) and overlap > every:
-        raise ValueError(f"overlap is {overlap}; it must be at most every, which is {every}")
+    every, overlap = found.get("every", OUTER_STEPS_LIMIT), found.get("overlap", 0)
+    most = OUTER_AUTO_LEAST if isinstance(every, str) else every
+    if isinstance(overlap, int) and overlap > most:
+        raise ValueError(f"overlap is {overlap}; it must be at most {most} where every is {every}")
     return found
 
 
 _OUTER: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "every": (1, OUTER_STEPS_LIMIT, ()),
+    "every": (1, OUTER_STEPS_LIMIT, ("auto",)),
     "overlap": (0, OUTER_STEPS_LIMIT, ()),
     "quorum": (1, RANKS_LIMIT, ("half",)),
     "wire": (0, 0, OUTER_WIRES),

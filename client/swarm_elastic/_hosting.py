@@ -38,10 +38,13 @@ class Hosting:
         rule: Mapping[str, Any],
         quorum: int,
         key: str,
+        every: int,
     ) -> None:
+        """`every`: steps between rounds to begin with, where the first shard decides how many there are; else 0."""
         self.key = key
         self._rank, self._size, self._parts = rank, size, parts
         self._told = {"layout": layout, "rule": dict(rule), "quorum": quorum}
+        self._every = every
         self._store: Store | None = None
         self._address = ""  # of the own shard, as last heard
         self._is_closed = False
@@ -114,6 +117,7 @@ class Hosting:
         start, stop = self._parts[self._rank]
         learners = [str(rank) for rank in range(self._size)]
         request = {"v": VERSION, "type": "outer", "token": os.environ.get("SWARM_TASK_TOKEN", ""), **self._told}
+        request |= {"every": self._every} if self._rank == 0 else {}
         request |= {"start": start, "size": stop - start, "learners": learners, "key": self.key, "known": self._address}
         end_s = time.monotonic() + away_s
         while (answer := _exchange(request)) is None and time.monotonic() < end_s:

@@ -30,6 +30,7 @@ from swarm_elastic._shown import BLOCK, PIECE, Shown
 FIRST_S = 120.0  # until there are outer weights: others may still load their data
 END_S = 600.0  # for the others to come to the end
 LAST_S, LAST_TURN_S, LAST_VERSION_S = 60.0, 0.25, 10.0
+AUTO, AUTO_LEAST, EVERY = "auto", 8, 64
 WIRES = ("int8", "float32")
 
 
@@ -45,7 +46,7 @@ class Outer:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        every: int = 64,
+        every: int | str = 64,
         overlap: int = 0,
         rate: float = 1.0,
         momentum: float = 0.0,
@@ -55,14 +56,17 @@ class Outer:
     ) -> None:
         """Check, and connect on entry.
 
+        `every` may be "auto": 8 to 512 steps, as few as let rounds take no more than a twentieth of the time.
         `rate` and `momentum` are those of the outer step; 1 and 0 are the mean of the learners.  `quorum` is how many
         learners make a round, 0: more than half of them.  `batch` is how many samples a step of this rank has: ranks
         count in a round by their samples.  `wire` is int8 or float32.
         """
         check_objects(model, optimizer, None, None, None, are_stepped=False)
         asked = _asked()
-        self.every = whole("every", asked.get("every", every), 1)
-        self.overlap = whole("overlap", asked.get("overlap", overlap), 0, self.every)
+        every = asked.get("every", every)
+        self._is_auto = every == AUTO
+        self.every = EVERY if self._is_auto else whole("every", every, 1)
+        self.overlap = whole("overlap", asked.get("overlap", overlap), 0, AUTO_LEAST if self._is_auto else self.every)
         self.batch = whole("batch", batch, 1)
         self.step_number = 0
         self.learner, self.learners = _rank_and_size()
@@ -78,6 +82,9 @@ class Outer:
         self._due = -1  # the step in which a round is to be merged
         self._asked: list[ShardLink] = []  # the shards that have the last contribution
         self._asked_s = self._due_s = 0.0  # since when, and when their answers were due
+        self._round_step = 0  # of the last round that began
+        self._cost_s = -1.0  # of the last round that was answered; below 0: of none
+        self._given_s = 0.0  # for how long the last contribution was made
         self._since = 0  # steps since the last contribution
         self._stepped_s = 0.0
         self._began_s = self._waited_s = 0.0
@@ -151,9 +158,12 @@ class Outer:
         size = sum(each.numel() for each in self._parameters)
         shapes = [tuple(each.shape) for each in self._parameters]
         rule = {**self._rule, "is_quantised": self._is_quantised}
-        layout = hashlib.sha256(json.dumps([shapes, rule], sort_keys=True).encode()).hexdigest()
+        known = [shapes, rule, AUTO] if self._is_auto else [shapes, rule]
+        layout = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
         parts = _ranges(size, self.learners)
-        self._hosting = Hosting(self.learner, self.learners, parts, layout, rule, self._quorum, secrets.token_hex(16))
+        every = self.every if self._is_auto else 0
+        key = secrets.token_hex(16)
+        self._hosting = Hosting(self.learner, self.learners, parts, layout, rule, self._quorum, key, every)
         if not self._hosting.begin():
             self._hosting = None
             self._complain("an agent of this job hosts no aggregation: ranks train alone, and nothing is merged")
@@ -195,7 +205,10 @@ class Outer:
         if self.is_merging:
             if self.step_number == self._due:
                 self._await_round()
-            if self.step_number % self.every == 0:
+            if self._is_auto:
+                self.every = self._links[0][2].every or self.every
+            if self.step_number >= self._round_step + self.every:
+                self._round_step = self.step_number
                 self._hear_answers()
                 self._report()
                 if self._contribute():
@@ -207,22 +220,26 @@ class Outer:
 
     def _contribute(self) -> bool:
         """False where no shard takes anything: each is away, or has not answered to what it has."""
+        began_s = time.monotonic()
         self._merge()
-        now, now_s = self._now(), time.monotonic()
+        now, now_s, cost = self._now(), time.monotonic(), self._patience.cost(self._cost_s)
         taking = [
             link
             for start, stop, link in self._links
-            if link.contribute(now[start:stop], self._since, self._since * self.batch)
+            if link.contribute(now[start:stop], self._since, self._since * self.batch, cost)
         ]
         if taking:
             self._since, self._asked, self._asked_s = 0, taking, now_s
+            self._given_s = time.monotonic() - began_s
         return bool(taking)
 
     def _hear_answers(self) -> None:
         """How late they were, be it that nobody waited for so long."""
         counted_s = [link.counted_s for link in self._asked]
         if counted_s and min(counted_s) >= self._asked_s:
-            self._patience.answered(max(counted_s) - self._due_s)
+            late_s = max(counted_s) - self._due_s
+            self._patience.answered(late_s)
+            self._cost_s = max(0.0, late_s) + self._given_s
             self._asked = []
 
     def _report(self) -> None:

@@ -9,6 +9,7 @@ STEPS = 1.5
 RATIO = 3.0  # of how late answers usually are
 LIMIT_S = 30.0
 REMEMBERED = 15
+COST_MOST = 1e9  # as shards have it
 
 
 class Patience:
@@ -25,6 +26,10 @@ class Patience:
     def answered(self, seconds: float) -> None:
         """A round was complete so long after it was due; one that came to nothing says nothing of others."""
         self._answers.append(max(0.0, seconds))
+
+    def cost(self, seconds: float) -> float:
+        """So long, in steps; below 0 where that is not known."""
+        return min(COST_MOST, max(0.0, seconds) / self.step_s) if seconds >= 0 and self.step_s else -1.0
 
     @property
     def step_s(self) -> float:

@@ -82,7 +82,8 @@ class ShardLink:
         self._is_welcome = False
         self._is_closed = False
         self._to_send = False  # the contribution
-        self._told = (Version(), 0, 0)  # its base, steps and samples
+        self._told = (Version(), 0, 0, 0.0)  # its base, steps, samples, and what the last round has cost
+        self._every = 0  # steps between rounds, of the version that is shown
         self._tls: ssl.SSLSocket | None = None
         self._out: deque[memoryview] = deque()
         self._heard_s = self._pinged_s = 0.0
@@ -106,6 +107,12 @@ class ShardLink:
         with self._changed:
             return self._shown.version
 
+    @property
+    def every(self) -> int:
+        """Steps from the round of that version to the next; 0 where this shard does not decide it."""
+        with self._changed:
+            return self._every
+
     def shown_weights(self) -> torch.Tensor:
         """A copy of the outer weights."""
         with self._changed:
@@ -117,13 +124,16 @@ class ShardLink:
             moved, self._moved = self._moved, None
             return moved
 
-    def contribute(self, now: torch.Tensor, steps: int, samples: int) -> bool:
-        """Send how far the learner's own weights have come; False where the last one is still under way."""
+    def contribute(self, now: torch.Tensor, steps: int, samples: int, cost: float) -> bool:
+        """Send how far the learner's own weights have come; False where the last one is still under way.
+
+        `cost` is what the last round took, in steps; below 0: not known.
+        """
         with self._changed:
             if self._shown.is_waiting or not self._is_welcome or self._moved is not None:
                 return False
             self._shown.take(now)
-            self._to_send, self._told = True, (self._shown.version, steps, samples)
+            self._to_send, self._told = True, (self._shown.version, steps, samples, cost)
         self._wake()
         return True
 
@@ -267,6 +277,7 @@ class ShardLink:
                 self.counted_s = time.monotonic()
             if moved is not None:
                 self._counted.update(counted)
+                self._every = int(fields.get("every", 0))
                 self._add(moved)
                 self.rounds += 1
         if moved is None:
@@ -279,6 +290,7 @@ class ShardLink:
         with self._changed:
             moved = self._shown.replace(_version(fields["version"]), packed.values, fields["counted"])
             self._counted = dict(fields["counted"])
+            self._every = int(fields.get("every", 0))
             self._add(moved)
             self._is_welcome = True
 
@@ -308,17 +320,20 @@ class ShardLink:
     def _tell_weights(self) -> None:
         with self._changed:
             weights, counted = self._shown.weights.clone(), dict(self._counted)
-            version = _to_wire(self._shown.version)
+            version, every = _to_wire(self._shown.version), self._every
         for at, (start, stop) in enumerate(_pieces(self._size)):
-            self._send(WEIGHTS, {"version": version, "counted": counted, "at": at}, [weights[start:stop]])
+            self._send(
+                WEIGHTS, {"version": version, "counted": counted, "at": at, "every": every}, [weights[start:stop]]
+            )
 
     def _send_contribution(self) -> None:
         with self._changed:
             if not self._to_send or not self._is_welcome:
                 return
             self._to_send = False
-            packed, (base, steps, samples) = self._shown.packed(), self._told
+            packed, (base, steps, samples, cost) = self._shown.packed(), self._told
         fields = {"plan": self._membership.plan, "base": _to_wire(base), "steps": steps, "samples": samples}
+        fields |= {"cost": cost}
         for at, (start, stop) in enumerate(_pieces(self._size)):
             parts = [packed.values[start:stop]]
             if packed.scales is not None:

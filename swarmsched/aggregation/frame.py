@@ -63,6 +63,7 @@ class FrameDelta(Struct, frozen=True):
     steps: Count
     samples: Count
     at: Count
+    cost: Annotated[float, Meta(ge=-1, le=1e9)] = -1.0
 
 
 class FrameWeights(Struct, frozen=True):
@@ -71,6 +72,7 @@ class FrameWeights(Struct, frozen=True):
     version: Version
     counted: Counted
     at: Count
+    every: Count = 0
 
 
 class FrameNext(Struct, frozen=True):
@@ -80,6 +82,7 @@ class FrameNext(Struct, frozen=True):
     version: Version
     counted: Counted
     at: Count
+    every: Count = 0
 
 
 class FrameWelcomed(Struct, frozen=True):

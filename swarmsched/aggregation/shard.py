@@ -31,6 +31,7 @@ import numpy as np
 
 from swarmsched.aggregation.blocks import Blocks, Floats, block_count, empty, pieces
 from swarmsched.aggregation.rule import MergeRule
+from swarmsched.aggregation.tempo import Tempo
 
 LATE_WEIGHT = 0.5
 NORM_RATIO = 100.0
@@ -126,16 +127,17 @@ class LearnerGone(NamedTuple):
 
 
 class WeightsCame(NamedTuple):
-    """A learner answered with the weights that it was shown, and what was counted in them."""
+    """A learner answered with the weights that it was shown, what was counted in them, and the tempo of then."""
 
     learner: str
     version: ShardVersion
     weights: Floats
     counted: Mapping[str, int]
+    every: int = 0
 
 
 class ContributionCame(NamedTuple):
-    """A learner's `shown - now`, complete."""
+    """A learner's `shown - now`, complete; `cost` is what its last round took, in steps, below 0: not known."""
 
     learner: str
     plan: PlanNumber
@@ -143,6 +145,7 @@ class ContributionCame(NamedTuple):
     steps: int
     samples: int
     change: Blocks
+    cost: float = -1.0
 
 
 class TimePassed(NamedTuple):
@@ -209,9 +212,15 @@ class _Round:
 
 
 class Shard:
-    """One range of one attempt of a job.  `layout` names the model; `life` is larger than that of any former shard."""
+    """One range of one attempt of a job.
 
-    def __init__(self, size: int, rule: MergeRule, layout: str, plan: AggregationPlan, life: int) -> None:
+    `layout` names the model; `life` is larger than that of any former shard.  `every` are the steps between rounds to
+    begin with, of a shard that decides for all how many there are; 0 for all others.
+    """
+
+    def __init__(
+        self, size: int, rule: MergeRule, layout: str, plan: AggregationPlan, life: int, every: int = 0
+    ) -> None:
         self._size, self._rule, self._layout = size, rule, layout
         self._plan, self._origin = plan, Origin(*plan.number, life)
         self._version = ShardVersion()
@@ -230,7 +239,13 @@ class Shard:
         self._passed: set[str] = set()  # those of the claims that were asked and have not answered in time
         if not rule.keeps_weights:
             self._weights, self._version = np.zeros(0, np.float32), ShardVersion(0, self._origin)
+        self._tempo = Tempo(every) if every else None
         self.refused: dict[Objection, int] = {}
+
+    @property
+    def every(self) -> int:
+        """Steps between the present version's round and the next; 0: it does not say."""
+        return self._tempo.every if self._tempo else 0
 
     @property
     def plan(self) -> AggregationPlan:
@@ -371,6 +386,7 @@ class Shard:
         # weights that scripts have made need not be alike, and have no name yet.
         self._version = ShardVersion(max(0, answer.version.number), self._origin)
         self._counted = {learner: base for learner, base in answer.counted.items() if base < self._version.number}
+        self._tempo = Tempo(answer.every or self.every) if self._tempo else None
         self._round = _Round(now_s)
         claims, self._claims = self._claims, {}
         known = answer.version.number > FRESH
@@ -476,6 +492,8 @@ class Shard:
         counted = {each.learner: each.base.number for each in taken}
         self._counted = _bounded(self._counted | counted, self._plan)
         self._last_quorum_s, self._round = self._round.quorum_s, _Round(now_s)
+        if self._tempo:
+            self._tempo.merged([each.cost for each in taken])
         return Publish(base, self._version, change, counted)
 
     def _move(self, change: Blocks, start: int, stop: int, mean: Floats) -> None:

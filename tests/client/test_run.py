@@ -326,7 +326,9 @@ def test_how_ranks_train_apart_may_be_left_to_the_script(swarm, agent, words, to
         ("every=2,every=3", "every is given twice"),
         ("quorum=most", "quorum is 'most'; it must be a whole number from 1 to 4096 or half"),
         ("wire=int4", "wire is 'int4'; it must be int8 or float32"),
-        ("every=4,overlap=8", "overlap is 8; it must be at most every, which is 4"),
+        ("every=4,overlap=8", "overlap is 8; it must be at most 4 where every is 4"),
+        ("every=auto,overlap=9", "overlap is 9; it must be at most 8 where every is auto"),
+        ("every=often", "every is 'often'; it must be a whole number from 1 to 1000000 or auto"),
         ("every=99999999999999999999", "every is"),
     ],
 )

@@ -40,8 +40,9 @@ teacher = torch.randn(16, 1, generator=torch.Generator().manual_seed(7))
 def batch(count=16):
     x = torch.randn(count, 16, generator=chance)
     return x, torch.tanh(x @ teacher)
+every = os.environ["EVERY"]
 steps, pause_s = int(os.environ["STEPS"]), float(os.environ.get("PAUSE_S", "0"))
-with swarm_elastic.Outer(model, optimizer, every=int(os.environ["EVERY"]), batch=16,
+with swarm_elastic.Outer(model, optimizer, every=every if every == "auto" else int(every), batch=16,
                          overlap=int(os.environ.get("OVERLAP", "0")), wire=os.environ.get("WIRE", "int8")) as outer:
     tell(begun=True, merging=outer.is_merging, weight=model[0].weight.flatten()[0].item())
     for step in range(1, steps + 1):
@@ -55,8 +56,9 @@ with swarm_elastic.Outer(model, optimizer, every=int(os.environ["EVERY"]), batch
             model[0].weight.grad.fill_(float("nan"))
         optimizer.step()
         time.sleep(pause_s)
-        rounds = [each["rounds"] for each in outer.status["shards"]]
-        tell(step=step, took_s=time.monotonic() - began_s, rounds=rounds, waited_s=outer.status["waited_s"])
+        status = outer.status
+        rounds, waited_s = [each["rounds"] for each in status["shards"]], status["waited_s"]
+        tell(step=step, took_s=time.monotonic() - began_s, rounds=rounds, waited_s=waited_s, every=outer.every)
 chance.manual_seed(1)
 with torch.no_grad():
     x, y = batch(2_000)
@@ -257,6 +259,27 @@ def test_a_round_that_never_comes_is_waited_for_once_and_no_longer_than_its_step
         (tmp_path / "stop").touch()
         ends = gang.ends()
     assert ends[0]["weights"] == ends[1]["weights"]
+
+
+def test_how_often_ranks_merge_is_found_by_what_rounds_cost_alike_for_all_and_outlives_an_aggregator(
+    tmp_path, template, nodes
+):
+    node = nodes()
+    with Gang(tmp_path, template, [node.socket], 2, EVERY="auto", STEPS="100000", PAUSE_S="0.004") as gang:
+
+        def last(name):
+            return [line.get(name) for rank in gang.ranks for line in rank.lines[-1:]]
+
+        until(lambda: last("every") in ([32, 32], [128, 128]), lambda: [rank.lines[-1:] for rank in gang.ranks])
+        found = last("every")[0]
+        node.signal_aggregator(signal.SIGKILL)
+        gang.go_on(2)
+        assert last("every") == [found, found]
+        (tmp_path / "stop").touch()
+        ends = gang.ends()
+    assert ends[0]["weights"] == ends[1]["weights"]
+    first = gang.ranks[0].lines
+    assert {line["every"] for line in first if 0 < line.get("step", 0) < 640} == {64}
 
 
 def test_a_rank_whose_weights_are_no_numbers_is_refused_and_told_so_and_harms_nobody(tmp_path, template, nodes):

@@ -82,7 +82,7 @@ class Hosted:
         self.size, self.layout = int(order["size"]), str(order["layout"])
         self.rule = MergeRule(**order["rule"])
         self.secret = str(order["key"])
-        self.shard = Shard(self.size, self.rule, self.layout, plan_of(order), time.time_ns())
+        self.shard = Shard(self.size, self.rule, self.layout, plan_of(order), time.time_ns(), order.get("every", 0))
         self.connections: dict[str, LearnerConnection] = {}
         self.rounds = 0
         self._lock, self._wake = threading.Lock(), wake
@@ -147,11 +147,12 @@ class Hosted:
     def _publish(self, effect: Publish) -> None:
         """One array for all learners: nothing changes it any more."""
         base, version, counted = frame.to_wire(effect.base), frame.to_wire(effect.version), dict(effect.counted)
+        every = self.shard.every
         parts: list[bytes | memoryview] = []
         for at in range(frame.piece_count(self.size)):
             content = content_of(effect.change, *frame.bounds(self.size, at))
             length = sum(len(each) for each in content)
-            parts += [frame.frame(FrameKind.NEXT, frame.FrameNext(base, version, counted, at), length), *content]
+            parts += [frame.frame(FrameKind.NEXT, frame.FrameNext(base, version, counted, at, every), length), *content]
         for learner in self.shard.plan.learners:
             connection = self.connections.get(learner)
             if connection is not None:
@@ -160,12 +161,12 @@ class Hosted:
     def _send_weights(self, learner: str) -> None:
         assert self.shard.weights is not None
         weights, version = self.shard.weights.copy(), frame.to_wire(self.shard.version)
-        counted = dict(self.shard.counted)
+        counted, every = dict(self.shard.counted), self.shard.every
         for at in range(frame.piece_count(len(weights))):
             content = content_of(Blocks(weights), *frame.bounds(len(weights), at))
             length = sum(len(each) for each in content)
             self._send(
-                learner, frame.frame(FrameKind.STATE, frame.FrameWeights(version, counted, at), length), *content
+                learner, frame.frame(FrameKind.STATE, frame.FrameWeights(version, counted, at, every), length), *content
             )
 
     def told(self) -> dict[str, Any]:
@@ -289,7 +290,8 @@ class LearnerConnection:
         if self._is_whole(delta.at, size):
             plan, base = frame.plan_number(delta.plan), frame.from_wire(delta.base)
             change, self._change = self._change, empty(0, is_quantised=is_quantised)
-            self.hosted.hear(self, ContributionCame(self._learner, plan, base, delta.steps, delta.samples, change))
+            event = ContributionCame(self._learner, plan, base, delta.steps, delta.samples, change, delta.cost)
+            self.hosted.hear(self, event)
 
     def _take_weights(self, told: frame.FrameWeights, content: int) -> None:
         assert self.hosted is not None
@@ -299,7 +301,8 @@ class LearnerConnection:
         self._fill(self._weights[start:stop].data.cast("B"))
         if self._is_whole(told.at, self.hosted.size):
             weights, self._weights = self._weights, np.empty(0, np.float32)
-            self.hosted.hear(self, WeightsCame(self._learner, frame.from_wire(told.version), weights, told.counted))
+            version = frame.from_wire(told.version)
+            self.hosted.hear(self, WeightsCame(self._learner, version, weights, told.counted, told.every))
 
     def _expect(self, at: int, size: int, content: int, *, is_quantised: bool) -> tuple[int, int]:
         """The bounds of the piece that comes next; raises `RemoteProtocolError` for any other, before it is read."""

@@ -226,6 +226,7 @@ def _order(key: TaskKey, request: Request) -> dict[str, Any]:
         "size": _count(request, "size", 1, SIZE_MOST),
         "layout": _text(request, "layout"),
         "key": _text(request, "key"),
+        "every": _count({"every": 0, **request}, "every", 0, SIZE_MOST),
         "rule": {
             "rate": _number(rule, "rate", 0.0, 2.0),
             "momentum": _number(rule, "momentum", 0.0, 0.999_999),

@@ -27,6 +27,7 @@ from swarmsched.aggregation.shard import (
     WeightsCame,
     Welcome,
 )
+from swarmsched.aggregation.tempo import ROUNDS
 from swarmsched.errors import ConfigError
 
 SIZE = 3 * BLOCK + 5
@@ -472,3 +473,25 @@ def test_the_average_of_weights_is_the_plain_mean():
     job = Job(AVERAGE, names=("a", "b")).begin()
     published = job.close("a", "b", value=0.5)
     assert np.allclose(published.change.piece(0, SIZE), -0.5, atol=1e-3)
+
+
+def test_a_shard_that_decides_the_tempo_hands_it_on_with_its_weights():
+    """Its successor goes on with that of the version it adopts; a shard that does not decide says 0."""
+
+    def shard(every):
+        return Shard(4, MEAN, "layout", AggregationPlan(FIRST, ("a",)), 1, every)
+
+    def begun(every, told):
+        found = shard(every)
+        found.step(LearnerCame("a", FIRST, "layout", ShardVersion(3)), 0.0)
+        found.step(WeightsCame("a", ShardVersion(3), np.zeros(4, np.float32), {}, told), 0.0)
+        return found
+
+    first = begun(64, 0)
+    assert first.every == 64
+    for _ in range(ROUNDS):
+        event = ContributionCame("a", FIRST, first.version, 1, 8, Blocks(np.ones(4, np.float32)), 30.0)
+        assert first.step(event, 0.0)
+    assert first.every == 128
+    assert begun(64, 128).every == 128
+    assert begun(0, 128).every == 0
