@@ -186,15 +186,16 @@ class Cluster:
                 status.record.has(NodeFlag.WITNESS),
                 status.record.has(NodeFlag.DRAINING),
             )
-            for status in self._others(now_s)
+            for status in self.others(now_s)
             if status.record.store_id and not status.record.has(NodeFlag.DISK_STALLED)
         ]
 
     def stalled(self, now_s: float) -> list[NodeId]:
         """Other nodes that are alive and say that their disk takes no writes."""
-        return [each.record.node_id for each in self._others(now_s) if each.record.has(NodeFlag.DISK_STALLED)]
+        return [each.record.node_id for each in self.others(now_s) if each.record.has(NodeFlag.DISK_STALLED)]
 
-    def _others(self, now_s: float) -> list[NodeStatus]:
+    def others(self, now_s: float) -> list[NodeStatus]:
+        """Other nodes that are alive, by name."""
         alive = frozenset(self._membership.alive()) - {self._me}
         return [status for status in self._state.node_records(now_s) if status.record.node_id in alive]
 

@@ -110,6 +110,14 @@ class GpuGroupDocument(msgspec.Struct, kw_only=True):
     free: Count
 
 
+class AggregationRoomDocument(msgspec.Struct, kw_only=True):
+    """What a node has left for the aggregation of other nodes' jobs."""
+
+    cpus: Number
+    memory_bytes: Count
+    bytes_per_second: Count
+
+
 class NodeDocument(MemberDocument, kw_only=True):
     """A member with what its node has.
 
@@ -143,6 +151,7 @@ class NodeDocument(MemberDocument, kw_only=True):
     gpu_utilisation_ratio: Number | None = None
     as_of: Time | None = None
     staleness_seconds: Seconds | None = None
+    aggregation: AggregationRoomDocument | None = None
 
 
 class NodeListDocument(msgspec.Struct, kw_only=True):

@@ -14,6 +14,7 @@ from msgspec import field
 from swarmsched.fields import Value
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.resources import Gpu
+from swarmsched.shards import AggregatorPlace, RangeKey, ShardOrder
 from swarmsched.task import OfAttempt, OfTask, TaskOrder
 from swarmsched.view import ClusterView, PolicySetting
 from swarmsched.world import WorldPlan
@@ -123,6 +124,28 @@ class ForgetTask(OfTask):
     """The result is safe elsewhere: drop the shim's control files (logs stay under their own retention)."""
 
 
+class HostShard(Value):
+    """Have the aggregator of this node hold a shard by this order, which takes the place of an earlier one."""
+
+    order: ShardOrder
+
+
+class DropShard(Value):
+    """Have the aggregator forget a shard."""
+
+    range: RangeKey
+
+
+class ShardPlaced(OfTask):
+    """Tell the rank that has asked where its range that begins at `start` is hosted; or, with a code, why nowhere."""
+
+    start: int
+    place: AggregatorPlace
+    code: str = ""
+    problem: str = ""
+    remedy: str = ""
+
+
 class Announce(Value):
     """An event for the cluster log, the agent's log and the metrics; `kind` is dotted, e.g. job.started."""
 
@@ -147,4 +170,7 @@ TaskEffect = (
 )
 """What whoever runs tasks is asked for."""
 
-Effect = SendDatagram | SendPeer | Persist | ComputePlan | ReplyToClient | TaskEffect | Announce
+AggregationEffect = HostShard | DropShard | ShardPlaced
+"""What whoever runs the aggregator is asked for."""
+
+Effect = SendDatagram | SendPeer | Persist | ComputePlan | ReplyToClient | TaskEffect | AggregationEffect | Announce

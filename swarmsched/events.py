@@ -7,6 +7,7 @@ from swarmsched.estimate import Estimate
 from swarmsched.fields import Job, Value
 from swarmsched.ids import Address, NodeId
 from swarmsched.resources import NodeResources
+from swarmsched.shards import AggregatorPlace, ShardOrder, ShardReading
 from swarmsched.task import OfAttempt, OfTask, RankExit, TaskFailure, TaskOrder, TaskStatus
 from swarmsched.view import Plan
 from swarmsched.world import Worker
@@ -204,6 +205,29 @@ class TaskEstimated(OfAttempt):
     global_batch: int = 0  # with which they train; 0: they have not told
 
 
+class ShardWanted(OfTask):
+    """A rank asks to have a range of its job's parameters hosted until its task is over, here or elsewhere."""
+
+    order: ShardOrder
+
+
+class ShardGivenUp(OfTask):
+    """A rank wants the range that begins there hosted no more."""
+
+    start: int
+
+
+class AggregationRead(Value):
+    """What aggregation may be given here, where the aggregator of this node is, and how its shards are.
+
+    `memory_bytes` is what is available, and what the aggregator has taken of it; 0 of a node that gives nothing.
+    """
+
+    place: AggregatorPlace = AggregatorPlace()
+    memory_bytes: int = 0
+    shards: tuple[ShardReading, ...] = ()
+
+
 TaskEvent = RendezvousBound | RendezvousFailed | TaskFact | TasksFound | TaskEstimated
 
 Event = (
@@ -222,4 +246,7 @@ Event = (
     | PlanComputed
     | PlanFailed
     | TaskEvent
+    | ShardWanted
+    | ShardGivenUp
+    | AggregationRead
 )

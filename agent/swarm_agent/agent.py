@@ -29,7 +29,16 @@ from swarm_agent.transport.rpc import PeerRpc
 from swarm_agent.transport.udp import UdpTransport
 from swarmsched.api import JobSpec
 from swarmsched.commands import Command, Refused, Reply
-from swarmsched.effects import Announce, ComputePlan, Effect, ReplyToClient, SendDatagram, SendPeer, TaskEffect
+from swarmsched.effects import (
+    AggregationEffect,
+    Announce,
+    ComputePlan,
+    Effect,
+    ReplyToClient,
+    SendDatagram,
+    SendPeer,
+    TaskEffect,
+)
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import ClientCommandReceived, DiskChanged, PeerMessageReceived
 from swarmsched.gossip.member import MemberStatus
@@ -194,6 +203,8 @@ class Agent:
                 self._announce(effect)
             case _ if isinstance(effect, TaskEffect):
                 self.tasks.perform(effect)
+            case _ if isinstance(effect, AggregationEffect):
+                self.tasks.aggregation.perform(effect)
 
     def _reply(self, request_id: int, reply: object) -> None:
         """Nobody waits any more once the command timed out; the core's answer is then no news to anyone."""

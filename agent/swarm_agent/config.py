@@ -136,6 +136,9 @@ class AgentConfig:
         0,
         "speed of the network of fabric_address, in Mbit a second (0: as its driver says)",
     )
+    aggregation: bool = _key(
+        setting.flag, True, "host shards of jobs whose ranks train apart, in memory, link and cores that are idle"
+    )
     rendezvous_ports: tuple[int, int] | None = _key(
         setting.port_range, None, "FIRST-LAST, for rank 0 of jobs (default: beside the ephemeral ports)"
     )

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.fields import U8, U16, U32, U53, Name, NodeName, Value
 from swarmsched.resources import Free, FreeReport, GpuCount, Labels, NodeResources, counted
+from swarmsched.shards import AggregationRoom
 from swarmsched.view import NodeView
 from swarmsched.wire.codec import decode_value, encode_value
 
@@ -82,6 +83,7 @@ class NodeRecord(Value):
     labels: Labels = ()
     api_address: Annotated[str, Meta(max_length=API_ADDRESS_LENGTH)] = ""  # where people ask; "": where peers do
     network_mbit_s: U32 = 0  # over which ranks train, each way; 0: not known
+    aggregation: AggregationRoom | None = None  # what is left for other nodes' jobs; None: it hosts none
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -35,6 +35,7 @@ from swarmsched.jobs.update import EndConfirmed, RecordAccepted
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ReadRecord, WriteRecord
 from swarmsched.negotiation.shepherd_state import ShepherdParts
+from swarmsched.node.aggregation import AggregationDesk
 from swarmsched.node.clients import Clients
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.node.jobs import Jobs
@@ -85,12 +86,14 @@ class Node(Snapshot):
         contact_book = parts.make_contact_book(config.started_s, parts.quorum)
         self._holding = Holding(life, self._records, placement, self._cluster, lease_book, contact_book, fork)
         self._liveness = Liveness(self._membership)
-        self._publication = Publication(config, state, self._cluster, resources.ledger, placement, register.records)
+        self._aggregation = aggregation = AggregationDesk(config, resources.ledger, self._cluster, fork())
+        told = (resources.ledger, placement, register.records, lambda: aggregation.lender.room)
+        self._publication = Publication(config, state, self._cluster, *told)
         self._jobs = Jobs(me, placement, state, resources, self._holding)
         self._clients = Clients(config, self._cluster, placement, self._holding, clients_rng)
         planes: tuple[Machine, ...] = (self._liveness, self._publication, resources, self._records)
         self._acting = frozenset[Machine]((self._holding, self._clients))
-        self._machines = (*planes, self._jobs, self._holding, self._clients)
+        self._machines = (*planes, self._jobs, self._holding, self._clients, aggregation)
         self._shepherding = {self._jobs, self._holding, self._clients}  # those that may have touched a job of ours
         self._routes: dict[object, list[tuple[Machine, Taker]]] = {}
         for machine in self._machines:

@@ -3,6 +3,14 @@
 Numbers are never used again for another message.  Gossip datagrams have their own numbers (below 64).
 """
 
+from swarmsched.aggregation.message import (
+    AggregationHosted,
+    AggregationLease,
+    AggregationQuote,
+    AggregationQuoted,
+    AggregationRelease,
+    AggregationRenewal,
+)
 from swarmsched.authority.message import (
     ContactAnswered,
     LeaseGranted,
@@ -72,6 +80,12 @@ PEER_KINDS: dict[int, type] = {
     97: TaskEstimate,
     98: TaskBatch,
     99: WorldRequest,
+    100: AggregationQuote,
+    101: AggregationQuoted,
+    102: AggregationLease,
+    103: AggregationHosted,
+    104: AggregationRenewal,
+    105: AggregationRelease,
 }
 PEER_CODEC = Codec(PEER_KINDS)
 

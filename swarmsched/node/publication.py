@@ -5,7 +5,7 @@ plane's business; a job that lives for less than a second leaves no card.
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 
@@ -48,6 +48,7 @@ from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.policies.registry import check_setting
 from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth
+from swarmsched.shards import AggregationRoom
 
 
 class GossipTraffic(Enum):
@@ -71,14 +72,16 @@ class Publication:
         ledger: Ledger,
         placement: Placement,
         records: Mapping[JobId, JobRecord],
+        room: Callable[[], AggregationRoom | None],
     ) -> None:
-        """`records`: those that this node holds."""
+        """`records`: those that this node holds; `room`: for the shards of other nodes' jobs."""
         self._config, self._me = config, config.node_id
         self._state = state
         self._cluster = cluster
         self._ledger = ledger
         self._shepherds, self._policy = placement.shepherds, placement.policy
         self._records = records
+        self._room = room
         self._telemetry: ResourcesRead | None = None
         self._is_in_conflict = False
         self._located: dict[JobId, tuple[int, bool, tuple[NodeId, ...]]] = {}  # epoch, end, holders, as last told
@@ -178,6 +181,7 @@ class Publication:
             labels=resources.labels,
             api_address=self._config.api_address,
             network_mbit_s=resources.network_mbit_s,
+            aggregation=self._room(),
         )
 
     def _flags(self) -> int:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from swarmsched.aggregation.broker import Broker
+from swarmsched.aggregation.lender import Lender
 from swarmsched.clock import Clock
 from swarmsched.cluster import Cluster
 from swarmsched.estimate import SpeedQuestion
@@ -20,6 +22,7 @@ from swarmsched.ledger.ledger import Ledger
 from swarmsched.negotiation.placement.asked import waits_for
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.shepherd import TrailStep
+from swarmsched.node.aggregation import AggregationDesk
 from swarmsched.node.config import NodeConfig
 from swarmsched.node.resources import Resources
 from swarmsched.policies.explain import WhyReport, explain, size_reason, speed_question
@@ -46,6 +49,7 @@ class Snapshot:
     _cluster: Cluster
     _placement: Placement
     _holding: Holding
+    _aggregation: AggregationDesk
 
     @property
     def node_id(self) -> NodeId:
@@ -102,6 +106,16 @@ class Snapshot:
     def ledger(self) -> Ledger:
         """Read only: who holds which GPU here."""
         return self._resources.ledger
+
+    @property
+    def lender(self) -> Lender:
+        """Read only: what this node gives to aggregation, and for whom."""
+        return self._aggregation.lender
+
+    @property
+    def broker(self) -> Broker:
+        """Read only: where the ranges are hosted that ranks of this node have asked for."""
+        return self._aggregation.broker
 
     # Jobs.
 

@@ -105,6 +105,11 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
             ledger=SimpleNamespace(entries=tuple(bookings), avoided_reason="", is_draining=False),
             counters=Counter(),
             register_drops={},
+            lender=SimpleNamespace(
+                shards=[SimpleNamespace(load=SimpleNamespace(memory_bytes=100))] * 3,
+                counters={"granted": 5, "refused": 6},
+            ),
+            broker=SimpleNamespace(away_count=4),
         ),
         faults=Faults(),
         udp=SimpleNamespace(counters=Counter(), drops=SimpleNamespace(counters=Counter())),
@@ -112,7 +117,7 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
         tasks=SimpleNamespace(
             reports=SimpleNamespace(counters=Counter()),
             warm=["one that is ready"],
-            aggregation=SimpleNamespace(shard_count=3, starts=2),
+            aggregation=SimpleNamespace(starts=2),
             upkeep=SimpleNamespace(held_bytes={"work": 20, "environment": 40, "checkpoint": 50}),
         ),
         arrivals=Arrivals(),
@@ -144,6 +149,9 @@ def test_what_the_stores_take_is_told_once_they_know_it():
     assert samples(page(source), "swarm_blob_store_bytes") == {(): 700}
     assert samples(page(source), "swarm_warm_workers") == {(): 1}
     assert samples(page(source), "swarm_aggregation_shards") == {(): 3}
+    assert samples(page(source), "swarm_aggregation_booked_bytes") == {(): 300}
+    assert samples(page(source), "swarm_aggregation_shards_away") == {(): 4}
+    assert samples(page(source), "swarm_aggregation_leases_total") == {("granted",): 5, ("refused",): 6}
     assert samples(page(source), "swarm_aggregation_starts_total") == {(): 2}
     assert samples(page(source), "swarm_log_writers_waiting") == {(): 2}
     assert samples(page(source), "swarm_log_store_bytes") == {(): 30}

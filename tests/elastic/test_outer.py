@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import pytest
 
-from swarm_agent.aggregation.service import Aggregation
 from swarm_agent.task.account import Account
 from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
 from swarmsched.ids import JobId, TaskKey
+from tests.agent.aggregation.alone import AloneAggregation
 from tests.agent.testing import free_port
 from tests.elastic.job import Template, Worker, until
 from tests.elastic.testing import TRAIN, ScriptedAgent, needs
@@ -76,12 +76,13 @@ class Node:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
-        self.aggregation = Aggregation("127.0.0.1", lambda key: True, available_bytes=lambda: 1 << 32)
+        self.aggregation = AloneAggregation("127.0.0.1", lambda key: True, available_bytes=lambda: 1 << 32)
         self.key = TaskKey(JOB, 1)
         self.reported: dict[str, Any] = {}
         self.sockets = self.call(self._open(folder))
 
     async def _open(self, folder: Path) -> TaskSockets:
+        self.aggregation.start()
         sockets = TaskSockets(SocketFolder(folder))
         sockets.on_request("outer", self.aggregation.handle)
         sockets.on_request("report", self._note)

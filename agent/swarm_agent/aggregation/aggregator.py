@@ -85,6 +85,7 @@ class Hosted:
         self.shard = Shard(self.size, self.rule, self.layout, plan_of(order), time.time_ns(), order.get("every", 0))
         self.connections: dict[str, LearnerConnection] = {}
         self.rounds = 0
+        self._cpu_s, self._link_bytes, self._wait_s = 0.0, 0, 0.0
         self._lock, self._wake = threading.Lock(), wake
 
     def is_alike(self, order: Mapping[str, Any]) -> bool:
@@ -109,9 +110,18 @@ class Hosted:
         if former is not None and former is not connection:
             former.end()
 
+    def count(self, cpu_s: float, link_bytes: int) -> None:
+        """What a learner's connection has taken of this node."""
+        with self._lock:
+            self._cpu_s += cpu_s
+            self._link_bytes += link_bytes
+
     def _step(self, event: ShardEvent) -> None:
-        for effect in self.shard.step(event, time.monotonic()):
+        began_s, began_cpu_s, rounds = time.monotonic(), time.thread_time(), self.rounds
+        for effect in self.shard.step(event, began_s):
             self._act(effect)
+        if self.rounds != rounds:  # it was closed, and what that took beyond its work was waiting for a core
+            self._wait_s = max(0.0, time.monotonic() - began_s - (time.thread_time() - began_cpu_s))
         self._wake.set()
 
     def leave(self, connection: "LearnerConnection", learner: str) -> None:
@@ -179,6 +189,9 @@ class Hosted:
                 "rounds": self.rounds,
                 "waiting": list(shard.waiting),
                 "connected": sorted(self.connections),
+                "cpu_s": round(self._cpu_s, 6),
+                "link_bytes": self._link_bytes,
+                "wait_s": round(self._wait_s, 6),
                 "refused": {objection.name: count for objection, count in shard.refused.items()},
             }
 
@@ -195,6 +208,7 @@ class LearnerConnection:
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_over = False
+        self._moved = 0  # bytes, both ways, that were not counted yet
         self._heard_s = time.monotonic()
         self.hosted: Hosted | None = None
         self._learner = ""
@@ -234,8 +248,12 @@ class LearnerConnection:
             self._plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._tls = self._aggregator.context.wrap_socket(self._plain, server_side=True)
             self._tls.setblocking(False)
+            counted_s = time.thread_time()
             while True:
                 self._take_frame()
+                if self.hosted is not None:
+                    self.hosted.count(time.thread_time() - counted_s, self._moved)
+                    counted_s, self._moved = time.thread_time(), 0
         except (OSError, EOFError, RemoteProtocolError) as error:
             if self.hosted is None:
                 self._aggregator.count_stranger(error)
@@ -335,6 +353,7 @@ class LearnerConnection:
                 if not count:
                     raise EOFError
                 view = view[count:]
+                self._moved += count
                 self._heard_s = time.monotonic()
 
     def _flush(self) -> bool:
@@ -349,6 +368,7 @@ class LearnerConnection:
                 count = self._tls.send(part[:RECORD])
             except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 return True
+            self._moved += count
             with self._lock:
                 self._out[0] = part[count:]
                 if not self._out[0]:

@@ -18,6 +18,7 @@ from swarm_agent.supervision.kept_work import KeptFolder
 from swarmsched import ids
 from swarmsched.api import JobState
 from swarmsched.documents import (
+    AggregationRoomDocument,
     EventDocument,
     FreeDocument,
     GpuCountsDocument,
@@ -51,6 +52,7 @@ from swarmsched.ids import NodeId
 from swarmsched.policies.explain import WhyReport, allows
 from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth
+from swarmsched.shards import AggregationRoom
 from swarmsched.specification import QUEUES
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import PolicySetting
@@ -118,7 +120,16 @@ def node_document(member: MemberView, status: NodeStatus | None, now_utc_s: floa
         network_mbit_per_second=node.network_mbit_s or None,
         cpu_utilisation_ratio=node.cpu_utilisation_percent / 100,
         gpu_utilisation_ratio=node.gpu_utilisation_percent / 100,
+        aggregation=_room(node.aggregation),
         **aged(now_utc_s, status.age_s),
+    )
+
+
+def _room(room: AggregationRoom | None) -> AggregationRoomDocument | None:
+    if room is None:
+        return None
+    return AggregationRoomDocument(
+        cpus=room.core_ms / 1_000, memory_bytes=room.memory_bytes, bytes_per_second=room.link_bytes_per_s
     )
 
 

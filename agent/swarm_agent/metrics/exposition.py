@@ -167,8 +167,19 @@ def _store_families(agent: Agent) -> Iterator[Metric]:
     yield GaugeMetricFamily("swarm_log_writers_waiting", text, value=agent.logs.waiting_writers)
     text = "Processes that have torch imported and wait to be workers of elastic jobs."
     yield GaugeMetricFamily("swarm_warm_workers", text, value=len(agent.tasks.warm))
+    lender, broker = agent.node.lender, agent.node.broker
     text = "Ranges of outer weights that the aggregator of this node holds."
-    yield GaugeMetricFamily("swarm_aggregation_shards", text, value=agent.tasks.aggregation.shard_count)
+    yield GaugeMetricFamily("swarm_aggregation_shards", text, value=len(lender.shards))
+    text = "Ranges that ranks of this node have asked for and other nodes hold."
+    yield GaugeMetricFamily("swarm_aggregation_shards_away", text, value=broker.away_count)
+    text = "Memory that is booked for the ranges that are held here."
+    booked_bytes = sum(each.load.memory_bytes for each in lender.shards)
+    yield GaugeMetricFamily("swarm_aggregation_booked_bytes", text, value=booked_bytes)
+    text = "Leases of room for ranges: granted, refused, and expired because nobody renewed them."
+    leases = CounterMetricFamily("swarm_aggregation_leases", text, labels=("outcome",))
+    for outcome, count in lender.counters.items():
+        leases.add_metric((outcome,), count)
+    yield leases
     text = "Starts of the aggregator of this node: more than one while ranges were held mean that it has died."
     yield CounterMetricFamily("swarm_aggregation_starts", text, value=agent.tasks.aggregation.starts)
 

@@ -158,7 +158,12 @@ class TaskRunner:
         self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key.of_attempt, *told)))
         self._sockets.on_request("report", self.reports.handle)
         self._sockets.on_request("member", self.memberships.handle)
-        self.aggregation = Aggregation(fabric_address, lambda key: self._order_of(key) is not None)
+        self.aggregation = Aggregation(
+            fabric_address,
+            lambda key: self._order_of(key) is not None,
+            post,
+            hosts=config.aggregation and not config.witness,
+        )
         self._sockets.on_request("outer", self.aggregation.handle)
         self.limits = TaskLimits(config.task_processes_max, "limit_tasks is false")
         self._stager = Stager(
@@ -218,6 +223,7 @@ class TaskRunner:
         self._sockets.sweep()
         self.fetcher.serve()
         self.upkeep.start()
+        self.aggregation.start()
         return tuple(
             FoundTask(task.status(), task.order, tuple(gpu.uuid for gpu in task.gpus)) for task in self._tasks.values()
         )

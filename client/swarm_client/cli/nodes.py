@@ -41,6 +41,14 @@ def _network(node: NodeDocument) -> str:
     return f"{mbit_s / 1000:g} Gbit/s" if mbit_s else "-"
 
 
+def _aggregation(node: NodeDocument) -> str:
+    """What is left for shards of other nodes' jobs."""
+    room = node.aggregation
+    if room is None or not _is_present(node):
+        return "-"
+    return f"{room.cpus:g} cores, {show_bytes(room.memory_bytes)}, {show_bytes(room.bytes_per_second)}/s"
+
+
 def _load(node: NodeDocument, ratio: float | None) -> str:
     return show_ratio(ratio) if _is_present(node) else "-"
 
@@ -85,6 +93,7 @@ COLUMNS: tuple[Column[NodeDocument], ...] = (
     Column("FREE CPUS", lambda node: _of(node, node.free_cpus, node.cpu_count), is_right=True, gives_way=True),
     Column("FREE MEMORY", _memory, is_right=True, gives_way=True),
     Column("NETWORK", _network, is_right=True, is_wide=True),
+    Column("AGGREGATION", _aggregation, is_right=True, is_wide=True),
     Column("CPU", lambda node: _load(node, node.cpu_utilisation_ratio), is_right=True, gives_way=True),
     Column("GPU", lambda node: _load(node, node.gpu_utilisation_ratio), is_right=True, gives_way=True),
     Column("HEARD", lambda node: show_duration(node.staleness_seconds), is_right=True),

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from swarm_agent.aggregation import service
-from swarm_agent.aggregation.service import Aggregation
 from swarm_agent.task.tasksocket import Declined
 from swarmsched.ids import JobId, TaskKey
+from tests.agent.aggregation.alone import AloneAggregation
 
 KEY = TaskKey(JobId("00000000000000000000000001"), 3)
 OTHER = TaskKey(JobId("00000000000000000000000002"), 1)
@@ -21,7 +21,8 @@ REQUEST |= {"key": "k", "known": ""}
 
 @pytest.fixture
 async def aggregation():
-    made = Aggregation("127.0.0.1", lambda key: key.attempt != 9, available_bytes=lambda: 1 << 30)
+    made = AloneAggregation("127.0.0.1", lambda key: key.attempt != 9, available_bytes=lambda: 1 << 30)
+    made.start()
     yield made
     await made.stop()
 
@@ -83,7 +84,7 @@ async def test_what_is_asked_again_is_told_again_without_another_shard(aggregati
         ({"quorum": 1 << 40}, "bad_outer", "quorum"),
         ({"plan": [3]}, "bad_outer", "plan a list"),
         ({"plan": [3, -1]}, "bad_outer", "plan[1] -1"),
-        ({"size": 1 << 30}, "no_room", "size 1073741824 takes"),
+        ({"size": 1 << 30}, "no_room", "size 1073741824 is not hosted here: it takes"),
     ],
 )
 async def test_what_cannot_be_hosted_is_refused_by_name_and_starts_nothing(aggregation, changed, code, named):
@@ -112,18 +113,19 @@ async def test_a_newer_plan_goes_to_the_same_shard_whichever_rank_of_the_node_as
     await until(lambda: [each["plan"] for each in aggregation.told.get("shards", ())] == [[3, 2]])
     with pytest.raises(Declined, match="another rank of this job"):
         await aggregation.handle(one, {**REQUEST, "plan": [3, 1]})
-    with pytest.raises(Declined, match=r"hosted here under \[3, 2\]"):
+    with pytest.raises(Declined, match=r"hosted under \[3, 2\]"):
         await aggregation.handle(other, {**REQUEST, "plan": [3, 1]})
     aggregation.forget(one)
-    assert aggregation.shard_count == 1
+    assert len(aggregation.desk.lender.shards) == 1
     assert await aggregation.handle(other, {**REQUEST, "plan": [3, 2], "drop": True}) == {"ok": True}
-    assert aggregation.shard_count == 0
+    await until(lambda: not aggregation.desk.lender.shards)
     await until(lambda: aggregation._running is None)
 
 
 async def test_one_that_does_not_start_is_told_of(monkeypatch):
     monkeypatch.setattr(service, "ANSWER_S", 0.3)
-    broken = Aggregation("127.0.0.1", lambda key: True, argv=("/bin/false",))
-    with pytest.raises(Declined, match="does not start"):
+    broken = AloneAggregation("127.0.0.1", lambda key: True, argv=("/bin/false",))
+    broken.start()
+    with pytest.raises(Declined, match="no aggregator has answered"):
         await broken.handle(KEY, dict(REQUEST))
     await broken.stop()
