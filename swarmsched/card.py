@@ -9,20 +9,21 @@ A card is never cut silently: what a planner would take for the whole truth is e
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from operator import attrgetter
 from typing import Annotated
 
 from msgspec import Meta
 from msgspec.structs import replace
 
-from swarmsched.api import JobState, StartPhase
+from swarmsched.api import JobSpec, JobState, StartPhase
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.estimate import Estimate, Resizable, batches_of, is_computable
+from swarmsched.estimate import Estimate, Resizable, StepCost, batches_of, is_computable
 from swarmsched.fields import I32, SECONDS_MOST, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
 from swarmsched.program import PROGRAM_LENGTH, program_of
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, GroupNeed, Shares, merged, needs_beside
-from swarmsched.specification import GROUPS_LIMIT
+from swarmsched.specification import GROUPS_LIMIT, outer_terms
 from swarmsched.wire.codec import decode_value, encode_value
 
 CARD_BYTES_LIMIT = 1_024
@@ -149,7 +150,7 @@ def card_of(
         attempt=record.attempt,
         preemptions=min(record.preemptions, 255),
         elastic=_elastic(record, estimate),
-        estimate=replace(estimate or Estimate(is_prior=True), work=spec.work) if spec.work else estimate,
+        estimate=_with_work(spec, estimate),
         pause_s=_pause_s(record, estimate),
         restartable=spec.restartable,
         has_checkpoint=record.has_own_checkpoint,
@@ -161,6 +162,27 @@ def card_of(
         paused_s=round(min(record.paused_s, SECONDS_MOST)),
         groups=needs_beside(spec.needs),
     )
+
+
+def _with_work(spec: JobSpec, estimate: Estimate | None) -> Estimate | None:
+    """What its owner says of the model counts more than what is reported, but for how ranks that train apart do it."""
+    work = spec.work
+    if work is None:
+        return estimate
+    if spec.outer and estimate is not None and estimate.work is not None:
+        work = replace(work, moved_bytes=estimate.work.moved_bytes, largest_bytes=0.0)
+    elif spec.outer:
+        work = _apart(work, spec.outer)
+    return replace(estimate or Estimate(is_prior=True), work=work)
+
+
+def _apart(work: StepCost, outer: str) -> StepCost:
+    """As it is where only the script says how often ranks meet, or where what another agent says is not known here."""
+    with suppress(ValueError):
+        terms = outer_terms(outer)
+        if isinstance(every := terms.get("every"), int):
+            return work.apart(every, is_quantised=terms.get("wire") != "float32")
+    return work
 
 
 def _pause_s(record: JobRecord, estimate: Estimate | None) -> float:

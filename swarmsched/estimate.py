@@ -18,6 +18,8 @@ POINTS_LIMIT = 16_384
 ROWS_LIMIT = 64
 BATCH_MOST = 2**32 - 1
 """What a card can carry of samples."""
+INT8_PART = 0.25
+"""Of the bytes of 32-bit parameters."""
 
 
 class SpeedPoint(Value):
@@ -97,6 +99,12 @@ class StepCost(Value):
     optimizer_slots: U8 = 0  # copies of the parameters
     sample_bytes: Amount = 0.0
     decode_core_s: Amount = 0.0  # core-seconds that the input pipeline spends on a sample
+
+    def apart(self, every: int, *, is_quantised: bool = True) -> "StepCost":
+        """The same where ranks train apart: all parameters move to shards and back once in so many steps."""
+        moved_bytes = self.parameter_bytes * (INT8_PART if is_quantised else 1.0) / every
+        slots = max(1, self.optimizer_slots)  # a shard has outer weights, their momentum and a sum
+        return replace(self, moved_bytes=moved_bytes, largest_bytes=0.0, optimizer_slots=slots)
 
 
 class Estimate(Value):

@@ -30,6 +30,7 @@ MBIT = 125_000.0
 NETWORK_BYTES_PER_S = 1.25e9
 """Of a node that does not tell: 10 Gbit/s."""
 SERVER_CORES = 2
+"""Of one that takes all gradients in each step; one that takes fewer is idle meanwhile."""
 PREFETCHED = 2
 """Batches."""
 GIB = 2**30
@@ -136,6 +137,11 @@ def _measured_ratio(work: StepCost, point: SpeedPoint, data_wait: float, peak: f
     return computes_s * EFFICIENCY * peak / (point.local_batch * work.sample_flops)
 
 
+def server_cores(work: StepCost) -> float:
+    """Of one server or shard."""
+    return SERVER_CORES * min(1.0, work.moved_bytes / work.parameter_bytes)
+
+
 def throughput(work: StepCost, layout: Layout, is_synchronous: bool = True) -> float:
     """Samples a second of all workers; 0 where something does not fit.  `work` was checked."""
     workers, servers = (sum([tasks[at] for _, tasks in layout]) for at in (0, 1))
@@ -161,7 +167,7 @@ def fits(work: StepCost, host: Offer, tasks: Tasks, servers: int) -> bool:
     return (
         tasks.workers <= host.workers
         and (not tasks.workers or (host.flops_per_s > 0.0 and worker_bytes <= host.gpu_memory_bytes))
-        and tasks.workers + SERVER_CORES * tasks.servers <= host.cpus
+        and tasks.workers + server_cores(work) * tasks.servers <= host.cpus
         and tasks.workers * input_bytes + tasks.servers * server_bytes <= host.memory_bytes
     )
 
@@ -169,7 +175,7 @@ def fits(work: StepCost, host: Offer, tasks: Tasks, servers: int) -> bool:
 def local_s(work: StepCost, host: Offer, tasks: Tasks) -> float:
     """Of a worker: GPU and input pipeline overlap.  One core feeds the GPU, and does both where there is no other."""
     compute_s = work.local_batch * work.sample_flops / (EFFICIENCY * host.flops_per_s)
-    cores = (host.cpus - SERVER_CORES * tasks.servers) / tasks.workers - 1.0
+    cores = (host.cpus - server_cores(work) * tasks.servers) / tasks.workers - 1.0
     return max(compute_s, work.local_batch * work.decode_core_s / max(cores, 0.5))
 
 

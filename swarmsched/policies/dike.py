@@ -1,8 +1,8 @@
 """Dike: in order of submission, each job on the hosts where its model would train fastest (Electronics 8(3):327, 2019).
 
-By what the card tells of its model, the class of GPUs and the cores that are free beside them; without knowing of
-earlier runs.  The number of workers is its owner's, or, where the card allows several, the least that is nearly as fast
-as the best.  Once it runs a job stays as it is.  Jobs here reduce among themselves: no servers are placed.
+By what the card tells of its model and its steps, the class of GPUs and the cores that are free beside them.  The
+number of workers is its owner's, or, where the card allows several, the least that is nearly as fast as the best.  Once
+it runs a job stays as it is.  Jobs here reduce among themselves, or train apart: no servers are placed.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from swarmsched.card import RankKey
 from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
-from swarmsched.models.hosts import Offer
+from swarmsched.models.hosts import Offer, check, measured_work
 from swarmsched.policies.base import joined, start
 from swarmsched.policies.fifo import Fifo
 from swarmsched.policies.hosting import Choice, choose, laid_out, offer
@@ -48,8 +48,8 @@ class Dike(Fifo):
 
     def _chosen(self, job: JobView, room: Room) -> Choice | str:
         """Or why there is none."""
-        work = job.card.estimate.work if job.card.estimate else None
-        if work is None:
+        estimate = job.card.estimate
+        if estimate is None or estimate.work is None:
             return "its card does not tell what its model needs"
         if not job.demand.gpus or job.card.hides_constraints:
             return "it asks for no GPU" if not job.demand.gpus else "its card hides where it may go"
@@ -61,6 +61,8 @@ class Dike(Fifo):
             if not all(host.flops_per_s for host in hosts):
                 return "of a class of GPUs here no peak is known"
             try:
+                check(estimate.work)
+                work = measured_work(estimate, job.demand.gpus) or estimate.work
                 best = choose(work, hosts, range(elastic.ranks_least, min(elastic.ranks_most, RANKS_MOST) + 1))
             except ConfigError as error:
                 return f"{error}"

@@ -61,6 +61,13 @@ class Choice(NamedTuple):
         """On all hosts; 0: the workers reduce in a ring."""
         return sum([tasks.servers for _, tasks in self.layout])
 
+    @property
+    def where(self) -> str:
+        """Where its servers, or the shards of ranks that train apart, are."""
+        beside = {tasks.workers > 0 for _, tasks in self.layout if tasks.servers}
+        names = {(): "nowhere", (True,): "own nodes", (False,): "CPU nodes", (False, True): "both"}
+        return names[tuple(sorted(beside))]
+
 
 def choose(
     work: StepCost, hosts: Sequence[Offer], sizes: range, *, has_servers: bool = False, is_synchronous: bool = True

@@ -103,6 +103,19 @@ def test_a_job_that_was_submitted_with_it_has_it_on_its_card_beside_what_it_repo
     assert card_of(record, estimate=reported).estimate == replace(reported, work=IMAGES)
 
 
+def test_ranks_that_train_apart_move_what_they_report_or_else_what_was_said_of_their_rounds() -> None:
+    def moved(outer: str, estimate: Estimate | None = None) -> float:
+        record = make_record("n1", spec=JobSpec(("true",), work=IMAGES, outer=outer))
+        return card_of(record, estimate=estimate).estimate.work.moved_bytes
+
+    assert moved("every=64") == 102e6 / 4 / 64
+    assert moved("every=64,wire=float32") == 102e6 / 64
+    assert moved("on") == moved("what=nobody,reads") == moved("") == 102e6
+    reported = Estimate(work=replace(IMAGES, parameter_bytes=1e6, moved_bytes=5e5))
+    assert moved("every=64", reported) == 5e5
+    assert moved("", reported) == 102e6
+
+
 def test_a_card_carries_it() -> None:
     card = asks(1, 2, IMAGES).card
     kept, body = encode_card(card)

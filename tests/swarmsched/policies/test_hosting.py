@@ -14,7 +14,17 @@ from msgspec.structs import replace
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import StepCost
 from swarmsched.ids import NodeId
-from swarmsched.models.hosts import PEAKS, SERVER_CORES, Offer, Tasks, Tensor, moved, peak_flops, throughput
+from swarmsched.models.hosts import (
+    PEAKS,
+    SERVER_CORES,
+    Offer,
+    Tasks,
+    Tensor,
+    moved,
+    peak_flops,
+    server_cores,
+    throughput,
+)
 from swarmsched.policies.hosting import choose
 
 MB, GB = 1e6, 1e9
@@ -135,6 +145,32 @@ def test_workers_go_where_cores_feed_them_and_servers_beside_them_where_the_netw
     assert [(host.node, *tasks) for host, tasks in choice.layout] == [("v1", 1, 1)]
 
 
+@pytest.mark.parametrize("model", ["resnet-50", "vgg-16"])
+def test_where_ranks_train_apart_the_choice_of_learners_and_shards_is_within_a_twentieth_of_the_best(model) -> None:
+    """At 100 Mbit/s, with a round in 64 steps."""
+    hosts, rng = at_speed(CLUSTERS["one class"], 0.1), random.Random(1)
+    assert share_of_best(MODELS[model].apart(64), hosts, True, rng, 0.0) >= 0.95
+
+
+def test_learners_go_across_a_slow_link_where_they_meet_seldom_and_not_where_they_meet_in_each_step() -> None:
+    hosts, work = at_speed(CLUSTERS["one class"], 0.1), MODELS["resnet-50"]
+    ring = choose(work, hosts, range(1, 7))
+    seldom = choose(work.apart(64), hosts, range(1, 7), has_servers=True)
+    often = choose(work.apart(1, is_quantised=False), hosts, range(1, 7), has_servers=True)
+    assert len({host.node for host, tasks in ring.layout if tasks.workers}) == 1
+    assert len({host.node for host, tasks in seldom.layout if tasks.workers}) == 3
+    assert len({host.node for host, tasks in often.layout if tasks.workers}) == 1
+    assert seldom.samples_per_s > 2.0 * ring.samples_per_s
+
+
+def test_shards_are_beside_learners_unless_there_is_no_memory_for_them() -> None:
+    """A learner whose node has a share of the shards moves that much less."""
+    hosts, work = at_speed(CLUSTERS["one class"], 0.1), MODELS["vgg-16"].apart(16)
+    assert choose(work, hosts, range(6, 7), has_servers=True).where == "own nodes"
+    full = [host if not host.workers else host._replace(memory_bytes=host.workers * 1.2 * GB) for host in hosts]
+    assert choose(work, full, range(6, 7), has_servers=True).where == "CPU nodes"
+
+
 def test_fast_gpus_that_cannot_hold_the_model_are_passed_over() -> None:
     small = [host._replace(gpu_memory_bytes=2 * GB, cpus=16) for host in LARGE]
     for has_servers in (False, True):
@@ -199,7 +235,7 @@ def test_never_more_than_there_is_and_the_same_whatever_the_order_of_hosts(
     assert bool(choice.servers) == has_servers
     for host, tasks in choice.layout:
         assert 0 <= tasks.workers <= host.workers
-        assert tasks.workers + SERVER_CORES * tasks.servers <= host.cpus
+        assert tasks.workers + server_cores(work) * tasks.servers <= host.cpus
         assert tasks.servers >= 0
 
 
