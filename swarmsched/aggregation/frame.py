@@ -53,6 +53,7 @@ class FrameHello(Struct, frozen=True):
     layout: Text
     version: Version
     key: Text
+    leaves: bool = False
 
 
 class FrameDelta(Struct, frozen=True):

@@ -112,12 +112,13 @@ class PlanHeard(NamedTuple):
 
 
 class LearnerCame(NamedTuple):
-    """A learner said which version it holds."""
+    """A learner said which version it holds.  One that `leaves` knows the plan, which does not name it any more."""
 
     learner: str
     plan: PlanNumber
     layout: str
     version: ShardVersion
+    leaves: bool = False
 
 
 class LearnerGone(NamedTuple):
@@ -236,6 +237,7 @@ class Shard:
         self._claims: dict[str, ShardVersion] = {}  # until weights are adopted: who holds what
         self._claimed_s: float | None = None  # since when a majority has told
         self._asked, self._asked_s = "", inf  # for weights, until when
+        self._leaving: set[str] = set()  # may give their last contribution, and count in no quorum
         self._passed: set[str] = set()  # those of the claims that were asked and have not answered in time
         if not rule.keeps_weights:
             self._weights, self._version = np.zeros(0, np.float32), ShardVersion(0, self._origin)
@@ -309,6 +311,7 @@ class Shard:
         if plan.number <= self._plan.number:
             return
         self._plan = plan
+        self._leaving.clear()
         self._claims = {learner: claim for learner, claim in self._claims.items() if learner in plan.learners}
         self._claimed_s = None
         if self._asked not in plan.learners:
@@ -318,6 +321,8 @@ class Shard:
     def _greet(self, hello: LearnerCame) -> list[ShardEffect]:
         """One that comes anew sends again what was not counted, so nothing of it may wait here meanwhile."""
         self._round.contributions.pop(hello.learner, None)
+        if hello.leaves and hello.plan == self._plan.number and len(self._leaving) < LEARNERS_MAX:
+            self._leaving.add(hello.learner)
         objection = self._objection_to(hello.learner, hello.plan)
         if objection is None and hello.layout != self._layout:
             objection = Objection.OTHER_LAYOUT
@@ -342,7 +347,8 @@ class Shard:
             return Objection.UNHEARD_PLAN
         if number < self._plan.number:
             return Objection.OLD_PLAN
-        return None if learner in self._plan.learners else Objection.STRANGER
+        is_known = learner in self._plan.learners or learner in self._leaving
+        return None if is_known else Objection.STRANGER
 
     def _turn_away(self, learner: str, objection: Objection) -> TurnAway:
         self.refused[objection] = self.refused.get(objection, 0) + 1
@@ -356,17 +362,19 @@ class Shard:
             self._passed.add(self._asked)
             self._asked = ""
         count = len(self._plan.learners)
-        knowing = sum(claim.number > FRESH for claim in self._claims.values())  # who has joined says nothing of others
-        has_majority = knowing > count // 2 or len(self._claims) == count  # whatever quorum a round needs
+        claims = [self._claims[learner] for learner in self._plan.learners if learner in self._claims]
+        knowing = sum(claim.number > FRESH for claim in claims)  # who has joined says nothing of others
+        has_majority = knowing > count // 2 or len(claims) == count  # whatever quorum a round needs
         if self._asked or not has_majority:
             self._claimed_s = self._claimed_s if has_majority else None
             return []
         self._claimed_s = now_s if self._claimed_s is None else self._claimed_s
-        if len(self._claims) < count and now_s < self._claimed_s + ADOPT_WAIT_S:
+        if len(claims) < count and now_s < self._claimed_s + ADOPT_WAIT_S:
             return []
         if self._passed >= self._claims.keys():
             self._passed.clear()
-        holders = [each for each in self._plan.learners if each in self._claims and each not in self._passed]
+        order = [*self._plan.learners, *sorted(self._leaving)]
+        holders = [each for each in order if each in self._claims and each not in self._passed]
         self._asked = max(holders, key=lambda learner: self._claims[learner].rank)  # the first of several
         self._asked_s = now_s + ASK_S + 4 * self._size / ASK_BYTES_PER_S
         return [AskWeights(self._asked)]

@@ -294,7 +294,8 @@ class LearnerConnection:
         if self.hosted is not None and (self.hosted is not hosted or self._learner != hello.learner):
             raise RemoteProtocolError("a connection is of one learner and one shard")
         self._learner, self.hosted = hello.learner, hosted
-        event = LearnerCame(hello.learner, frame.plan_number(hello.plan), hello.layout, frame.from_wire(hello.version))
+        plan, version = frame.plan_number(hello.plan), frame.from_wire(hello.version)
+        event = LearnerCame(hello.learner, plan, hello.layout, version, hello.leaves)
         hosted.hear(self, event)
 
     def _take_delta(self, delta: frame.FrameDelta, content: int) -> None:

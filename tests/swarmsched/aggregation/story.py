@@ -74,6 +74,7 @@ class Learner:
         self.plan: AggregationPlan | None = None
         self.is_connected = self.is_greeted = False
         self.is_alive = True
+        self.leaves = False
         self.to_shard: deque[ShardEvent] = deque()
         self.to_me: deque[tuple[Any, ...]] = deque()
         self.counted: Mapping[str, int] = {}
@@ -120,12 +121,22 @@ class Story:
             self.break_connection(learner)
 
     def change_plan(self) -> None:
-        alive = tuple(each.name for each in self.learners.values() if each.is_alive)
+        alive = tuple(each.name for each in self.learners.values() if each.is_alive and not each.leaves)
         number = self.plan.number
         if self.chance.random() < 0.2:
             number = PlanNumber(number.epoch + 1, 0)
         self.plan = AggregationPlan(PlanNumber(number.epoch, number.number + 1), alive, self.chance.choice([0, 0, 1]))
         self.tell(PlanHeard(self.plan))
+
+    def part(self, learner: Learner) -> None:
+        """It leaves by a plan, or dies."""
+        if not learner.leaves and self.chance.random() < 0.5:
+            learner.leaves = True
+        else:
+            learner.is_alive = False
+            self.tell(LearnerGone(learner.name))
+            self.break_connection(learner)
+        self.change_plan()
 
     def break_connection(self, learner: Learner) -> None:
         learner.is_connected = learner.is_greeted = False
@@ -138,7 +149,9 @@ class Story:
             self.tell(LearnerGone(learner.name))
         self.break_connection(learner)
         learner.is_connected = True
-        learner.to_shard.append(LearnerCame(learner.name, self.plan.number, LAYOUT, learner.holding.version))
+        learner.to_shard.append(
+            LearnerCame(learner.name, self.plan.number, LAYOUT, learner.holding.version, learner.leaves)
+        )
 
     def train(self, learner: Learner) -> None:
         if self.next_step < SIZE - 4 and learner.holding.version.number > FRESH:
@@ -293,17 +306,19 @@ class Story:
             elif what < 0.985:
                 self.change_plan()
                 self.begin_shard()
-            elif what < 0.99 and len(alive) > 2:
-                learner.is_alive = False
-                self.tell(LearnerGone(learner.name))
-                self.break_connection(learner)
-                self.change_plan()
+            elif what < 0.99 and sum(not each.leaves for each in alive) > 2:
+                self.part(learner)
             elif len(self.learners) < 6:
                 self.come()
                 self.change_plan()
 
     def settle(self) -> None:
         """Without another disturbance all that was trained is counted, and all hold the same."""
+        for each in self.learners.values():
+            if each.leaves and each.is_alive:
+                each.is_alive = False
+                self.tell(LearnerGone(each.name))
+                self.break_connection(each)
         self.change_plan()
         alive = [each for each in self.learners.values() if each.is_alive]
         for _ in range(12):

@@ -246,6 +246,22 @@ def test_an_older_plan_is_not_obeyed_and_contributions_under_another_are_refused
     assert job.contribute("a", plan=newer.number) == []
 
 
+def test_one_that_leaves_gives_its_last_change_and_counts_in_no_quorum():
+    job = Job().begin()
+    newer = AggregationPlan(PlanNumber(1, 2), ("a", "b"))
+    job.tell(PlanHeard(newer))
+    held = job.shard.version
+    assert objections(job.tell(LearnerCame("c", newer.number, "layout", held))) == [Objection.STRANGER]
+    assert job.tell(LearnerCame("c", newer.number, "layout", held, True)) == [Welcome("c", held)]
+    assert objections(job.tell(LearnerCame("d", FIRST, "layout", held, True))) == [Objection.OLD_PLAN]
+    assert job.contribute("c", plan=newer.number) == []
+    assert job.contribute("a", plan=newer.number) == []
+    (published,) = job.contribute("b", plan=newer.number)
+    assert sorted(published.counted) == ["a", "b", "c"]
+    job.tell(PlanHeard(AggregationPlan(PlanNumber(1, 3), ("a", "b"))))
+    assert objections(job.contribute("c", plan=PlanNumber(1, 3))) == [Objection.STRANGER]
+
+
 def test_the_quorum_is_that_of_the_present_plan():
     """Two of four are too few; of the three of the next plan they are enough, and of the five after that again not."""
     job = Job().begin()
