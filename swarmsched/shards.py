@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Real, Value
+from swarmsched.ids import AttemptKey
 
 LEARNERS_MAX = 1_024
 WORD_MOST = 200
@@ -25,6 +26,11 @@ class RangeKey(Value):
     job_id: Job
     attempt: U32
     start: U53
+
+    @property
+    def attempt_key(self) -> AttemptKey:
+        """Whose parameters they are."""
+        return AttemptKey(self.job_id, self.attempt)
 
     def __str__(self) -> str:
         """As people see it: JOB/ATTEMPT, and where the range begins."""

@@ -13,6 +13,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from swarmsched.aggregation.broker import Broker
+from swarmsched.aggregation.lender import Lender
 from swarmsched.api import JobState
 from swarmsched.authority.contact import ContactLine, WatchedAttempt
 from swarmsched.authority.contact_book import ContactBook
@@ -456,6 +458,14 @@ BREAKS: Mapping[str, Break] = {
     "former-first-commits": Break(
         "checkpoints of an elastic gang are ordered by their node alone",
         patches={(changes, "why_stale"): _ordered_by_node},
+    ),
+    "rooms-lent-twice": Break(
+        "a node gives room to shards that it has given already",
+        patches={(Lender, "_refusal"): lambda original: lambda *told: ""},
+    ),
+    "ranges-kept": Break(
+        "ranges are wanted for ever, by whichever task has asked",
+        patches={(Broker, "give_up"): lambda original: lambda *told: []},
     ),
 }
 NO_BREAK = Break("nothing is broken")

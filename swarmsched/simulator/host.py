@@ -16,10 +16,23 @@ from msgspec.structs import replace
 
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import Command, CommitCheckpoint
-from swarmsched.effects import Announce, ComputePlan, Effect, Persist, ReplyToClient, SendDatagram, SendPeer, TaskEffect
+from swarmsched.effects import (
+    Announce,
+    ComputePlan,
+    DropShard,
+    Effect,
+    HostShard,
+    Persist,
+    ReplyToClient,
+    SendDatagram,
+    SendPeer,
+    ShardPlaced,
+    TaskEffect,
+)
 from swarmsched.errors import ConfigError, RemoteProtocolError
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
 from swarmsched.events import (
+    AggregationRead,
     ClientCommandReceived,
     DatagramReceived,
     DiskChanged,
@@ -29,6 +42,7 @@ from swarmsched.events import (
     PlanComputed,
     PlanFailed,
     ResourcesRead,
+    ShardWanted,
     TaskEstimated,
     TasksFound,
     TimerFired,
@@ -41,6 +55,7 @@ from swarmsched.node.node import Node
 from swarmsched.node.urgency import Urgency
 from swarmsched.policies.registry import plan_anyway
 from swarmsched.resources import NodeResources
+from swarmsched.shards import AggregatorPlace, RangeKey, ShardOrder
 from swarmsched.simulator.chance import stream
 from swarmsched.simulator.clock import START_UTC_S, HostClock
 from swarmsched.simulator.disk import Disk
@@ -60,6 +75,8 @@ TIMER_FLOOR_S = 0.001
 DEADLINE_SLACK_S = 1e-9  # what rounding may leave between a deadline and the clock
 LAG_REPORTED_S = 0.2
 TELEMETRY_PERIOD_S = 5.0
+ASKS_FOR_HOST_S = 5.0
+FIRST_AGGREGATOR_PORT = 40_000
 PLAN_S = 0.010
 SIMULATED_BATCH, SIMULATED_STEPS, SIMULATED_SPEED_UP = 64, 1e6, 0.8
 MAILBOX_MAX = 10_000  # events that wait for a paused node; the oldest are lost
@@ -376,6 +393,9 @@ class Host:
     def _read_telemetry(self, life: int) -> None:
         if life == self._life:
             self.post(ResourcesRead(self.resources))
+            if not self.is_witness:
+                place = AggregatorPlace(f"{self.address[0]}:{FIRST_AGGREGATOR_PORT + life}")
+                self.post(AggregationRead(place, self.resources.memory_bytes))
             self.loop.post_later(TELEMETRY_PERIOD_S, self._read_telemetry, life)
 
     # --- effects
@@ -433,6 +453,8 @@ class Host:
                 self._reply(request_id, reply)
             case Announce():
                 self.history.append((self.loop.now_s, effect))
+            case HostShard() | DropShard() | ShardPlaced():
+                pass  # checkers see it
             case _:
                 assert isinstance(effect, TaskEffect), f"{effect} was not performed"
                 self.tasks.perform(effect)
@@ -471,7 +493,21 @@ class Host:
             estimate = simulated_estimate(task, checkpoint_number(checkpoint))
             self.post(TaskEstimated(*task.key.of_attempt, estimate, task.global_batch))
 
+    def _ask_for_host(self, task: RunningTask) -> None:
+        """As ranks do that train apart, again and again, whether or not an agent hears it."""
+        if task.is_over:
+            return
+        if not task.is_frozen:
+            order, learners = task.order, ("0", "1")
+            key = RangeKey(*order.key.of_attempt, order.node_rank * task.elements)
+            plan = (order.attempt, 1)
+            wanted = ShardOrder(key, task.elements, "model", "secret", 1.0, 0.0, True, plan, learners, 0)
+            self.post(ShardWanted.about(order.key, wanted))
+        self.loop.post_later(ASKS_FOR_HOST_S, self._ask_for_host, task)
+
     def _task_changed(self, task: RunningTask, change: TaskChange) -> None:
+        if change is TaskChange.STARTED and task.elements:
+            self._ask_for_host(task)
         for hook in self._on_task:
             hook(self, task, change)
 

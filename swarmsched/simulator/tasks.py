@@ -92,6 +92,7 @@ class RankPlan:
     refuses: bool = False  # to train in whatever world names it
     stands_still_s: float = math.inf  # after it has begun to train
     hangs: bool = False
+    elements: int = 0  # of the range that its task asks to have hosted
 
 
 Behaviour = Callable[[TaskOrder, int], RankPlan]
@@ -168,6 +169,11 @@ class RunningTask:
     def hangs(self) -> bool:
         """Where it stands still: it asks its agent for plans all the same."""
         return any(plan.hangs for plan in self.plans.values())
+
+    @property
+    def elements(self) -> int:
+        """Of the range that it asks to have hosted; 0: it asks for none."""
+        return max((plan.elements for plan in self.plans.values()), default=0)
 
     def status(self) -> TaskStatus:
         """What a search of the disk finds."""

@@ -21,6 +21,7 @@ from swarmsched.simulator.checks.epochs import EpochChecker
 from swarmsched.simulator.checks.freezes import FreezeChecker
 from swarmsched.simulator.checks.gangs import GangChecker
 from swarmsched.simulator.checks.holds import HoldChecker
+from swarmsched.simulator.checks.leases import LeaseChecker
 from swarmsched.simulator.checks.linearity import LinearityChecker
 from swarmsched.simulator.checks.machines import INTERVAL, MachineChecker
 from swarmsched.simulator.checks.service import ServiceChecker
@@ -163,6 +164,7 @@ def all_checkers(validate_interval: int = INTERVAL) -> Suite:
             DurabilityChecker(decided),
             HoldChecker(decided, books),
             ServiceChecker(decided),
+            LeaseChecker(),
             TrafficChecker(),
             MachineChecker(validate_interval),
             Sometimes(decided),

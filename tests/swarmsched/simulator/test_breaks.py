@@ -49,6 +49,8 @@ NOTICED = {
     "anybody-stopped": (THREE, {"stops"}),
     "waiting-unbounded": (StoryOptions(nodes=1), {"waits"}),
     "former-first-commits": (StoryOptions(nodes=3, fault_classes=("pause",)), {"6"}),
+    "rooms-lent-twice": (StoryOptions(nodes=3, fault_classes=("pause",)), {"leases"}),
+    "ranges-kept": (StoryOptions(nodes=3, fault_classes=("pause",)), {"leases"}),
 }
 """Swarms and faults in which the rule matters, so that it is soon missed, and the invariants that say what is wrong."""
 
