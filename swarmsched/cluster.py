@@ -118,7 +118,7 @@ class Cluster:
         """Of the slowest of several nodes, over which ranks there train together; 0 where not all tell theirs."""
         nodes = {share.node for share in shares}
         told = [each.capacity.network_mbit_s for each in self.nodes() if each.node in nodes] if len(nodes) > 1 else []
-        return min(told) if len(told) == len(nodes) else 0
+        return min(told, default=0) if len(told) == len(nodes) else 0
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""

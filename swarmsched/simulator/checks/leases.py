@@ -29,7 +29,6 @@ class LeaseChecker(Checker):
     def __init__(self) -> None:
         self._hosted: dict[NodeId, dict[RangeKey, ShardOrder]] = {}
         self._idle_s: dict[tuple[NodeId, RangeKey], float] = {}  # since when hosted for an attempt that is over
-        self.hosted_count = self.away_count = 0
 
     def performed(self, host: Host, effect: Effect) -> None:
         """Count what one more takes."""
@@ -40,8 +39,6 @@ class LeaseChecker(Checker):
             return
         assert isinstance(effect, HostShard)
         order = effect.order
-        self.hosted_count += order.key not in book
-        self.away_count += order.key not in book and order.key.attempt_key not in _attempts(host)
         book[order.key] = order
         taken = sum(each.size * (ELEMENT_BYTES + len(each.learners)) for each in book.values())
         given = host.resources.memory_bytes // OF_MEMORY

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from swarmsched.api import JobState
 from swarmsched.authority.message import ContactAnswered, TaskStanding
 from swarmsched.commands import CommitCheckpoint, JobAccepted, Refused, SubmitJob
-from swarmsched.effects import Effect, ReplyToClient, SendPeer, StopTask
+from swarmsched.effects import Effect, HostShard, ReplyToClient, SendPeer, StopTask
 from swarmsched.events import ClientCommandReceived, Event, PeerMessageReceived
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, TaskKey
@@ -52,6 +52,7 @@ NAMES = {
     "recover forced": "an operator went on without the lost holders",
     "yield happened": "a shepherd gave up an undecided hold for another job",
     "claim used": "a job started on GPUs that it had claimed",
+    "range hosted by another node": "a node hosts a range for an attempt that has no process there",
     "stale record of an ended job dropped": "a holder that knew a job open heard that it is past its retention",
 }
 
@@ -69,6 +70,7 @@ class Sometimes(Checker):
         "job.yielded",
         "claim.used",
         "job.over",
+        HostShard,
     )
 
     def __init__(self, decided: DecidedRecords) -> None:
@@ -98,6 +100,9 @@ class Sometimes(Checker):
         elif isinstance(effect, SendPeer):
             answer = effect.message
             self._count("checkpoint refused as stale", isinstance(answer, CheckpointAnswer) and not answer.is_committed)
+        elif isinstance(effect, HostShard):
+            here = {task.key.of_attempt for task in host.tasks.running}
+            self._count("range hosted by another node", effect.order.key.attempt_key not in here)
         else:
             self._announced(effect)
 
