@@ -97,6 +97,8 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     }
     if most:
         spec["ranks_most"] = _shape(values | {"gpus": int(most)})[0]
+        if values.get("outer") and not values.get("per_node"):
+            spec["elastic"] = True  # learners come and go while they train
     spec |= _batches(values)
     for row in FIELDS:
         is_file_here = row.kind in ("path", "digest")  # who ships it says where it is there

@@ -1,132 +1,146 @@
-"""Where the shards of a training are served: each rank has its agent host one, and all find them in their store."""
+"""Where the shards of a training are served: for each range one learner of the plan asks its agent, and shows where.
+
+Which learner that is follows from the plan alone, and changes with it as little as may be.  A range that moves is
+hosted anew before the former host gives it up, or without it: the new shard has its weights from the learners.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from torch.distributed import Store
-
 from swarm_elastic._commits import AWAY_S, VERSION
-from swarm_elastic._membership import meeting
+from swarm_elastic._roster import LearnerPlan, LearnerRoster
 from swarm_elastic._shard_link import ShardPlace
 
-BOARD = "swarm_elastic/outer"
-MEET_S = 300.0
 ANSWER_BYTES_MAX = 1 << 16
 POLL_S = 60.0  # an agent answers within 20
-LEAVE_S = 60.0
-MEET_INTERVAL_S = 0.02
+REFUSED_S = 2.0
+LOOK_S, LOOK_MOST_S = 0.02, 0.25
 AWAY_MOST_S = 60.0
+ANSWERS_S = 300.0
 
 
 class Hosting:
-    """One rank's part of it.  The first rank draws the key that all learners show."""
+    """One learner's part of it.  `told` is what all requests have in common, `every` what that for the first range has.
+
+    `every` are the steps between rounds to begin with, where the first shard decides how many there are; else 0.
+    """
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        parts: Sequence[tuple[int, int]],
-        layout: str,
-        rule: Mapping[str, Any],
-        quorum: int,
-        key: str,
-        every: int,
+        self, roster: LearnerRoster, parts: Sequence[tuple[int, int]], told: Mapping[str, Any], every: int
     ) -> None:
-        """`every`: steps between rounds to begin with, where the first shard decides how many there are; else 0."""
-        self.key = key
-        self._rank, self._size, self._parts = rank, size, parts
-        self._told = {"layout": layout, "rule": dict(rule), "quorum": quorum}
-        self._every = every
-        self._store: Store | None = None
-        self._address = ""  # of the own shard, as last heard
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="swarm-hosting", daemon=True)
+        self._roster, self._parts, self._told, self._every = roster, parts, dict(told), every
+        self._plan: LearnerPlan | None = None
+        self._hosted: set[int] = set()
+        self._lock = threading.Lock()
 
-    def begin(self) -> bool:
-        """Meet the other ranks and have the own share hosted; False where any agent hosts none."""
-        store = self._store = meeting()[0]
-        if self._rank == 0:
-            store.set(f"{BOARD}/key", self.key)
-        self.key = _text(store, f"{BOARD}/key")
-        place = self._ask(AWAY_MOST_S) if self._is_host else None
-        if place:
-            store.set(f"{BOARD}/place/{self._rank}", json.dumps(place))
-        store.set(f"{BOARD}/answer/{self._rank}", json.dumps(bool(place) or not self._is_host))
-        answers = [json.loads(_text(store, f"{BOARD}/answer/{rank}")) for rank in range(self._size)]
-        if not all(answers):
-            return False
-        if self._is_host:
-            self._thread.start()
+    def follow(self, plan: LearnerPlan) -> None:
+        """Have what this learner is to host hosted under that plan, in threads, and nothing else any more."""
+        hosts = hosts_of(len(self._parts), plan.learners)
+        mine = {index for index, host in enumerate(hosts) if host == self._roster.learner}
+        with self._lock:
+            given_up, self._hosted, self._plan = self._hosted - mine, mine, plan
+        for index in mine:
+            _start(f"swarm-host-{index}", self._host, index, plan)
+        for index in given_up:
+            _start(f"swarm-drop-{index}", self._drop, index, plan)
+
+    def is_hosted(self) -> bool:
+        """Whether all shards are, by the first answer of each agent: so all learners come to the same."""
+        assert self._plan is not None
+        hosts = hosts_of(len(self._parts), self._plan.learners)
+        end_s, pause_s = time.monotonic() + ANSWERS_S, LOOK_S
+        for index, host in enumerate(hosts):
+            answer = None
+            while answer is None and time.monotonic() < end_s:
+                with suppress(OSError):
+                    answer = self._roster.read(host, f"answer/{index}")
+                if answer is None:
+                    time.sleep(pause_s)
+                    pause_s = min(LOOK_MOST_S, 1.5 * pause_s)
+            if answer != "yes":
+                return False
         return True
 
     def place(self, index: int) -> ShardPlace | None:
-        """Where a shard is now."""
-        assert self._store is not None
-        told = json.loads(_text(self._store, f"{BOARD}/place/{index}"))
+        """Where a shard is now, under this plan.  Raises OSError where that cannot be read."""
+        plan = self._plan
+        if plan is None:
+            return None
+        text = self._roster.read(hosts_of(len(self._parts), plan.learners)[index], f"place/{index}")
+        told = json.loads(text) if text else None
+        if told is None or tuple(told["plan"]) < plan.number:
+            return None
         return ShardPlace(told["address"], told["fingerprint"])
 
-    def meet(self, where: str, timeout_s: float, told: str = "") -> list[str]:
-        """Tell the other ranks something, and hear what all have told; fewer where some have not come there in time."""
-        assert self._store is not None
-        self._store.set(f"{BOARD}/{where}/{self._rank}", told or "-")
-        end_s = time.monotonic() + timeout_s
-        while (count := self.count(where)) < self._size and time.monotonic() < end_s:
-            time.sleep(MEET_INTERVAL_S)
-        names = [f"{BOARD}/{where}/{rank}" for rank in range(self._size)]
-        return [_text(self._store, name) for name in names if count == self._size or self._store.check([name])]
+    def close(self) -> None:
+        """Ask no more."""
+        self._plan = None
 
-    def count(self, where: str) -> int:
-        """How many ranks have come there."""
-        assert self._store is not None
-        return sum(bool(self._store.check([f"{BOARD}/{where}/{rank}"])) for rank in range(self._size))
+    def _host(self, index: int, plan: LearnerPlan) -> None:
+        """Tell the others where a shard is, and where it has gone: its address may change at any time."""
+        known, end_s = "", time.monotonic() + AWAY_MOST_S
+        while self._plan is plan:
+            answer = _exchange(self._request(index, plan) | {"known": known})
+            if self._plan is not plan:
+                return
+            is_hosted = answer is not None and answer.get("ok") is True
+            with suppress(OSError, RuntimeError):  # a store that ends with the first rank
+                if answer is not None and is_hosted:
+                    known = str(answer["address"])
+                    place = {"plan": plan.number, "address": known, "fingerprint": str(answer["fingerprint"])}
+                    self._roster.show(f"place/{index}", json.dumps(place))
+                if answer is not None or time.monotonic() > end_s:
+                    self._answer_once(index, "yes" if is_hosted else "no")
+            if not is_hosted:
+                time.sleep(AWAY_S if answer is None else REFUSED_S)
 
-    def close(self, *, is_done: bool) -> None:
-        """Let the first rank, whose process has the store, wait for the others where all have come to the end."""
-        self._is_closed = True
-        if self._store is not None and is_done:
-            self.meet("left", LEAVE_S if self._rank == 0 else 0.0)
+    def _drop(self, index: int, plan: LearnerPlan) -> None:
+        _exchange({**self._request(index, plan), "drop": True})
 
-    @property
-    def _is_host(self) -> bool:
-        return self._rank < len(self._parts)
+    def _answer_once(self, index: int, answer: str) -> None:
+        name = f"answer/{index}"
+        if self._roster.read(self._roster.learner, name) is None:
+            self._roster.show(name, answer)
 
-    def _run(self) -> None:
-        """Tell the others where the own shard has gone: an aggregator that was started anew has another port."""
-        assert self._store is not None
-        while not self._is_closed:
-            try:
-                place = self._ask()
-                if place is not None and not self._is_closed:
-                    self._store.set(f"{BOARD}/place/{self._rank}", json.dumps(place))
-            except Exception:  # noqa: BLE001  # the store ends with the first rank
-                time.sleep(AWAY_S)
+    def _request(self, index: int, plan: LearnerPlan) -> dict[str, Any]:
+        start, stop = self._parts[index]
+        who = {"v": VERSION, "type": "outer", "token": os.environ.get("SWARM_TASK_TOKEN", "")}
+        what = {"start": start, "size": stop - start, "plan": list(plan.number), "learners": list(plan.learners)}
+        every = {"every": self._every} if self._every and index == 0 else {}
+        return {**who, **self._told, **what, **every, "key": plan.key, "known": ""}
 
-    def _ask(self, away_s: float = 0.0) -> dict[str, str] | None:
-        """What the agent says: at once where the address is another than was last heard, else after a while.
 
-        An agent that is away is waited for; None where it stays away for so long, or hosts nothing.
-        """
-        start, stop = self._parts[self._rank]
-        learners = [str(rank) for rank in range(self._size)]
-        request = {"v": VERSION, "type": "outer", "token": os.environ.get("SWARM_TASK_TOKEN", ""), **self._told}
-        request |= {"every": self._every} if self._rank == 0 else {}
-        request |= {"start": start, "size": stop - start, "learners": learners, "key": self.key, "known": self._address}
-        end_s = time.monotonic() + away_s
-        while (answer := _exchange(request)) is None and time.monotonic() < end_s:
-            time.sleep(AWAY_S)
-        if answer is None or answer.get("ok") is not True:
-            time.sleep(AWAY_S)
-            return None
-        self._address = str(answer["address"])
-        return {"address": self._address, "fingerprint": str(answer["fingerprint"])}
+def hosts_of(count: int, learners: Sequence[str]) -> list[str]:
+    """Of each range the learner whose agent hosts it.
+
+    Each takes an equal share, and a range stays where it is as far as that allows: of those with room left it goes to
+    the one that a hash of both names puts first.
+    """
+    room = dict.fromkeys(learners, -(-count // len(learners)))
+    hosts = []
+    for index in range(count):
+        found = max((each for each in learners if room[each]), key=lambda each: _score(index, each))
+        room[found] -= 1
+        hosts.append(found)
+    return hosts
+
+
+def _start(name: str, act: Callable[[int, LearnerPlan], None], index: int, plan: LearnerPlan) -> None:
+    """In a thread that the process's end does not wait for: agents answer late."""
+    threading.Thread(target=act, name=name, args=(index, plan), daemon=True).start()
+
+
+def _score(index: int, learner: str) -> bytes:
+    return hashlib.sha256(f"{index}/{learner}".encode()).digest()
 
 
 def _exchange(request: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -141,8 +155,3 @@ def _exchange(request: Mapping[str, Any]) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return answer if isinstance(answer, dict) else None
-
-
-def _text(store: Store, name: str) -> str:
-    store.wait([name], timedelta(seconds=MEET_S))
-    return bytes(store.get(name)).decode()

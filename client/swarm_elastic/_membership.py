@@ -62,7 +62,7 @@ class SwarmMembership(Builder):
     def __init__(self, path: str, device: torch.device) -> None:
         self.worker = os.environ["SWARM_WORKER"]
         job = f"{os.environ.get('SWARM_JOB_ID', 'job')}.{os.environ.get('SWARM_ATTEMPT', '1')}"
-        lodging = Lodging(_own_host(), job)
+        lodging = Lodging(own_host(), job)
         token = os.environ.get("SWARM_TASK_TOKEN", "")
         self._link = AgentLink(path, token, self.worker, lodging.address, self.on_plan, lodging.secret)
         super().__init__(self.worker, lodging, device, self._link.tell)
@@ -133,7 +133,7 @@ def _from_environment(device: torch.device, number: int) -> Group:
     if int(size) == 1:
         return Alone()
     store, rank, world = meeting()
-    return build(PrefixStore(f"swarm_elastic/{number}", store), rank, world, device, _own_host(), BUILD_S)
+    return build(PrefixStore(f"swarm_elastic/{number}", store), rank, world, device, own_host(), BUILD_S)
 
 
 @cache
@@ -165,7 +165,7 @@ def hide_world() -> None:
     _hidden.update({name: os.environ.pop(name) for name in WORLD if name in os.environ})
 
 
-def _own_host() -> str:
+def own_host() -> str:
     """The address under which others reach this process: as the swarm says, else on the way to the first rank."""
     given = os.environ.get("SWARM_FABRIC_HOST", "")
     if given:

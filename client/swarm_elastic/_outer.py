@@ -13,24 +13,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
+import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from statistics import median_low
+from typing import Any, NoReturn
 
 import torch
 
+from swarm_elastic import _commits
 from swarm_elastic._arguments import check_objects, number, one_of, whole
 from swarm_elastic._commits import warn
-from swarm_elastic._hosting import Hosting
+from swarm_elastic._learners import Learners
 from swarm_elastic._patience import Patience
 from swarm_elastic._reports import model_figures, report_figures
-from swarm_elastic._shard_link import LearnerSeat, ShardLink, ShardPlace
+from swarm_elastic._roster import LearnerPlan, LearnerRoster, find_roster, rank_and_size
+from swarm_elastic._seat import Left
+from swarm_elastic._shard_link import ShardLink
 from swarm_elastic._shown import BLOCK, PIECE, Shown
 
 FIRST_S = 120.0  # until there are outer weights: others may still load their data
 END_S = 600.0  # for the others to come to the end
 LAST_S, LAST_TURN_S, LAST_VERSION_S = 60.0, 0.25, 10.0
 AUTO, AUTO_LEAST, EVERY = "auto", 8, 64
+RANGES_MOST = 8  # of a gang that changes: they stay the same however many learners there are
+JOIN_TURN_S = 0.25
+LEAVE_S = 10.0
 WIRES = ("int8", "float32")
 
 
@@ -53,6 +61,7 @@ class Outer:
         quorum: int = 0,
         batch: int = 1,
         wire: str = "int8",
+        on_change: Callable[[], None] | None = None,
     ) -> None:
         """Check, and connect on entry.
 
@@ -69,7 +78,7 @@ class Outer:
         self.overlap = whole("overlap", asked.get("overlap", overlap), 0, AUTO_LEAST if self._is_auto else self.every)
         self.batch = whole("batch", batch, 1)
         self.step_number = 0
-        self.learner, self.learners = _rank_and_size()
+        self.learner, self.learners = rank_and_size()
         self.is_merging = False
         self._optimizer = optimizer
         self._parameters = [each for each in model.parameters() if each.requires_grad]
@@ -77,7 +86,8 @@ class Outer:
         self._rule = {"rate": number("rate", rate), "momentum": number("momentum", momentum)}
         self._quorum = whole("quorum", asked.get("quorum", quorum), 0)
         self._links: list[tuple[int, int, ShardLink]] = []
-        self._hosting: Hosting | None = None
+        self._learners: Learners | None = None
+        self._on_change = on_change
         self._hook: Any = None
         self._due = -1  # the step in which a round is to be merged
         self._asked: list[ShardLink] = []  # the shards that have the last contribution
@@ -94,8 +104,9 @@ class Outer:
     def __enter__(self) -> Outer:  # noqa: PYI034  # Python 3.9 has no Self
         """Begin, with the same weights on all ranks."""
         self._began_s = time.monotonic()
-        if self.learners > 1 and os.environ.get("SWARM_TASK_SOCKET"):
-            self._join()
+        roster = find_roster()
+        if roster is not None:
+            self._join(roster)
         if self.is_merging:
             sent = sum(each.numel() for each in self._parameters) * (1 if self._is_quantised else 4)
             report_figures({**model_figures(self._parameters), "moved_bytes": sent / self.every})
@@ -107,31 +118,35 @@ class Outer:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """End, with the same weights on all ranks where all have come to the end."""
         self._hook.remove()
+        learners, self._learners = self._learners, None
+        if learners is None:
+            return
         if self.is_merging and kind is None:
-            self._finish()
-        for _, _, link in self._links:
-            link.close()
-        if self._hosting is not None:
-            self._hosting.close(is_done=kind is None)
-        self._links, self._hosting, self.is_merging = [], None, False
+            self._finish(learners)
+        learners.close(is_done=kind is None)
+        self.is_merging = False
 
-    def _finish(self) -> None:
+    def _finish(self, learners: Learners) -> None:
         """The last round, with all that come to the end; what it leaves are the outer weights, alike on all ranks."""
-        assert self._hosting is not None
-        needed = min(self._quorum or self.learners // 2 + 1, self.learners)
-        if len(self._hosting.meet("end", END_S)) < self.learners:
+
+        def follow() -> None:
+            self._follow_plan(learners)
+
+        if len(learners.meet("end", END_S, "-", follow)) < learners.count:
             self._complain(
                 f"some ranks did not come to the end within {END_S:g} s; the weights are those of the others"
             )
         self._contribute()
         deadline_s = time.monotonic() + LAST_S
-        while time.monotonic() < deadline_s and self.learners - self._hosting.count("version") >= needed:
+        needed = min(self._quorum or learners.count // 2 + 1, learners.count)
+        while time.monotonic() < deadline_s and learners.count - len(learners.shown("version")) >= needed:
             self._wait([link for _, _, link in self._links], LAST_TURN_S)
             if all(link.is_settled for _, _, link in self._links):
                 break
-        told = self._hosting.meet("version", LAST_S, json.dumps([link.version.number for _, _, link in self._links]))
-        for last, (_, _, link) in zip(zip(*map(json.loads, told)), self._links):  # noqa: B905  # Python 3.9
-            link.wait_for_version(max(last), LAST_VERSION_S)
+        told = json.dumps([link.version.number for _, _, link in self._links])
+        last = [json.loads(each) for each in learners.meet("version", LAST_S, told, follow)]
+        for newest, (_, _, link) in zip(zip(*last), self._links):  # noqa: B905  # Python 3.9
+            link.wait_for_version(max(newest), LAST_VERSION_S)
         self._merge()
         for start, stop, link in self._links:
             self._write(start, stop, link.shown_weights(), is_added=False)
@@ -152,48 +167,87 @@ class Outer:
         ]
         return {"learner": self.learner, "learners": self.learners, "waited_s": self._waited_s, "shards": shards}
 
-    # Joining.
+    # Joining, and going on by other plans.
 
-    def _join(self) -> None:
-        size = sum(each.numel() for each in self._parameters)
+    def _join(self, roster: LearnerRoster) -> None:
         shapes = [tuple(each.shape) for each in self._parameters]
         rule = {**self._rule, "is_quantised": self._is_quantised}
         known = [shapes, rule, AUTO] if self._is_auto else [shapes, rule]
         layout = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-        parts = _ranges(size, self.learners)
-        every = self.every if self._is_auto else 0
-        key = secrets.token_hex(16)
-        self._hosting = Hosting(self.learner, self.learners, parts, layout, rule, self._quorum, key, every)
-        if not self._hosting.begin():
-            self._hosting = None
+        learners = self._learners = Learners(roster, layout, self._complain)
+        self.learner, self.learners = learners.number, learners.count
+        size, now = sum(each.numel() for each in self._parameters), self._now()
+        parts = _ranges(size, RANGES_MOST if learners.is_changing else self.learners)
+
+        def shown(start: int, stop: int) -> Shown:
+            return Shown(roster.learner, now[start:stop].clone(), is_quantised=self._is_quantised)
+
+        told = {"rule": rule, "quorum": self._quorum}
+        self.is_merging = learners.connect(parts, told, self.every if self._is_auto else 0, shown)
+        self._links = learners.links
+        if self.is_merging:
+            self._receive(learners)
+        else:
             self._complain("an agent of this job hosts no aggregation: ranks train alone, and nothing is merged")
-            return
-        job, attempt = os.environ.get("SWARM_JOB_ID", ""), int(os.environ.get("SWARM_ATTEMPT", "1"))
-        plan = (attempt, 1)
-        membership = LearnerSeat(job, attempt, plan, str(self.learner), layout, self._hosting.key)
-        now = self._now()
-        for index, (start, stop) in enumerate(parts):
-            shown = Shown(membership.learner, now[start:stop].clone(), is_quantised=self._is_quantised)
-            self._links.append((start, stop, ShardLink(membership, start, shown, self._finder(index), self._complain)))
-        self.is_merging = True
-        deadline_s = time.monotonic() + FIRST_S
-        for _, _, link in self._links:
-            if not link.wait(deadline_s - time.monotonic(), link.is_shown):
-                self._complain(
-                    f"no outer weights came within {FIRST_S:g} s; training begins without, and they are waited for"
-                )
-                break
-        self._merge()
+        self._tell(learners)
         self._stepped_s = time.monotonic()
 
-    def _finder(self, index: int) -> Any:
-        hosting = self._hosting
-        assert hosting is not None
+    def _receive(self, learners: Learners) -> None:
+        """Wait for the outer weights: whoever comes to others that train has nothing to begin with before."""
+        began_s = time.monotonic()
+        while not all(link.wait(JOIN_TURN_S, link.is_shown) for _, _, link in self._links):
+            self._refuse(learners)
+            self._follow_plan(learners)
+            if time.monotonic() > began_s + FIRST_S:
+                self._complain(f"no outer weights came within {FIRST_S:g} s; they are waited for")
+                if learners.plan.is_first:
+                    break
+        self._merge()
+        if not learners.plan.is_first:
+            steps = [int(text) for text in learners.shown("step")]
+            self.step_number = self._round_step = median_low(steps) if steps else 0
 
-        def find() -> ShardPlace | None:
-            return hosting.place(index)
+    def _refuse(self, learners: Learners) -> None:
+        """Raise RuntimeError where this learner can never come in."""
+        problem = next((link.refusal for _, _, link in self._links if link.refusal), "")
+        if problem and learners.is_changing:
+            learners.tell(state="refused", problem=problem)
+            learners.close(is_done=False)
+            raise RuntimeError(f"this learner is refused: {problem}")
 
-        return find
+    def _follow_plan(self, learners: Learners) -> None:
+        """Go on by the newest plan.  Raises `Left` where that is without this learner."""
+        plan = learners.news()
+        if plan is None:
+            return
+        if not learners.names_me(plan):
+            self._leave(learners, plan)
+        learners.enter(plan)
+        self.learner, self.learners = learners.number, learners.count
+        if all(link.is_shown() for _, _, link in self._links):
+            self._tell(learners)
+        if self._on_change is not None:
+            self._on_change()
+
+    def _tell(self, learners: Learners) -> None:
+        """With the weights of the others this learner trains by the plan; before, nobody may count on it."""
+        if learners.is_changing:
+            version = learners.plan.number[1]
+            _commits.state().world = version
+            learners.tell(state="training", problem="", trains=version, step=self.step_number)
+            self._show_step()
+
+    def _leave(self, learners: Learners, plan: LearnerPlan) -> NoReturn:
+        """Give the shards what was trained since the last round; they keep it for the next one."""
+        end_s = time.monotonic() + LEAVE_S
+        for _, _, link in self._links:
+            link.wait(end_s - time.monotonic(), link.is_welcome)
+        if self._since and self._contribute():
+            for link in self._asked:
+                link.wait(end_s - time.monotonic(), link.is_delivered)
+        learners.tell(state="left", step=self.step_number)
+        print(f"swarm_elastic: left after step {self.step_number}, for plan {plan.number[1]}", file=sys.stderr)
+        raise Left(0)
 
     # Steps.
 
@@ -202,6 +256,8 @@ class Outer:
         self._patience.stepped(time.monotonic() - self._stepped_s)
         self.step_number += 1
         self._since += 1
+        if self._learners is not None:
+            self._follow_plan(self._learners)
         if self.is_merging:
             if self.step_number == self._due:
                 self._await_round()
@@ -209,6 +265,7 @@ class Outer:
                 self.every = self._links[0][2].every or self.every
             if self.step_number >= self._round_step + self.every:
                 self._round_step = self.step_number
+                self._show_step()
                 self._hear_answers()
                 self._report()
                 if self._contribute():
@@ -217,6 +274,11 @@ class Outer:
                         self._await_round()
             self._merge()
         self._stepped_s = time.monotonic()
+
+    def _show_step(self) -> None:
+        """Newcomers begin at the step of the others."""
+        if self._learners is not None and self._learners.is_changing:
+            self._learners.show("step", str(self.step_number))
 
     def _contribute(self) -> bool:
         """False where no shard takes anything: each is away, or has not answered to what it has."""
@@ -303,13 +365,6 @@ def _asked() -> dict[str, Any]:
     parts = [part.partition("=") for part in os.environ.get("SWARM_OUTER", "").split(",") if "=" in part]
     asked: dict[str, Any] = {name: int(text) if text.isdecimal() else text for name, _, text in parts}
     return asked | ({"quorum": 0} if asked.get("quorum") == "half" else {})
-
-
-def _rank_and_size() -> tuple[int, int]:
-    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not rank.isdecimal() or not size.isdecimal() or int(rank) >= int(size):
-        raise ValueError(f"RANK is {rank!r} and WORLD_SIZE {size!r}; leave both as the swarm sets them")
-    return int(rank), int(size)
 
 
 def _ranges(size: int, learners: int) -> list[tuple[int, int]]:

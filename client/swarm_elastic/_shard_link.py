@@ -55,6 +55,7 @@ class LearnerSeat(NamedTuple):
     learner: str
     layout: str
     key: str
+    leaves: bool = False  # the plan names it no more
 
 
 class ShardGone(OSError):
@@ -81,6 +82,10 @@ class ShardLink:
         self._changed = threading.Condition()  # guards shown, counted, moved and the flags
         self._is_welcome = False
         self._is_closed = False
+        self._is_moving = False  # to a newer plan, and perhaps another place
+        self._pings, self._pongs, self._mark = 0, 0, 0  # on this connection; the mark follows the contribution
+        self._is_delivered = False  # the shard has the contribution, or has refused it
+        self.refusal = ""  # why this learner cannot ever come in
         self._to_send = False  # the contribution
         self._told = (Version(), 0, 0, 0.0)  # its base, steps, samples, and what the last round has cost
         self._every = 0  # steps between rounds, of the version that is shown
@@ -133,6 +138,7 @@ class ShardLink:
             if self._shown.is_waiting or not self._is_welcome or self._moved is not None:
                 return False
             self._shown.take(now)
+            self._is_delivered = False
             self._to_send, self._told = True, (self._shown.version, steps, samples, cost)
         self._wake()
         return True
@@ -154,6 +160,21 @@ class ShardLink:
         """As `is_settled`, for `wait`."""
         return not self._shown.is_waiting or not self._is_welcome
 
+    def is_welcome(self) -> bool:
+        """Whether the shard takes contributions now; for `wait`."""
+        return self._is_welcome
+
+    def is_delivered(self) -> bool:
+        """Whether the shard has heard the last contribution, and keeps it for its round; for `wait`."""
+        return self._is_delivered
+
+    def follow(self, membership: LearnerSeat) -> None:
+        """Go on by a newer plan, on a connection of its own: the shard may be elsewhere."""
+        with self._changed:
+            self._membership = membership
+            self._is_moving, self._is_welcome = not self._is_moving, False
+        self._wake()
+
     def close(self) -> None:
         """End the connection and the thread."""
         with self._changed:
@@ -170,6 +191,8 @@ class ShardLink:
     def _run(self) -> None:
         pause_s = AGAIN_S
         while not self._is_closed:
+            with self._changed:
+                self._is_moving = False
             try:
                 place = self._place()
                 if place is not None:
@@ -183,9 +206,23 @@ class ShardLink:
                 self._complain(f"a shard is connected to anew, after {type(error).__name__}: {error}")
             finally:
                 self._part()
-            if not self._is_closed:
-                time.sleep(pause_s)
+            if self._is_moving:
+                pause_s = AGAIN_S
+            elif not self._is_closed:
+                self._sleep(pause_s)
                 pause_s = min(AGAIN_MOST_S, 2 * pause_s)
+
+    def _sleep(self, pause_s: float) -> None:
+        """Until there is news, and no longer than that."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        poll.poll(1e3 * pause_s)
+        self._drain()
+
+    def _drain(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._wake_read, 1 << 10):
+                continue
 
     def _part(self) -> None:
         """What was sent may have been counted: it stays to be asked for."""
@@ -195,6 +232,7 @@ class ShardLink:
         self._out.clear()
         with self._changed:
             self._is_welcome = self._to_send = False
+            self._pings = self._pongs = self._mark = 0
             self._changed.notify_all()
 
     def _connect(self, place: ShardPlace) -> None:
@@ -233,6 +271,8 @@ class ShardLink:
         self._send(HELLO, {**told, "start": self._start, "version": _to_wire(version)})
 
     def _take(self, kind: int, fields: Mapping[str, Any], content: int) -> None:
+        if self._is_moving:
+            raise ShardGone("a newer plan is followed")
         if kind == NEXT:
             self._take_next(fields, content)
         elif kind == STATE:
@@ -242,14 +282,17 @@ class ShardLink:
         elif kind == WELCOME:
             with self._changed:
                 self._shown.rename(_version(fields["version"]))
-                self._is_welcome = True
+                self._is_welcome = not self._is_moving
                 self._changed.notify_all()
         elif kind == ASK:
             self._tell_weights()
+        elif kind == PING:
+            self._hear_pong()
         elif kind == REFUSED:
             self._hear_refusal(fields)
         elif kind == AWAY:
             if fields["objection"] not in PASSING:
+                self.refusal = str(fields["text"])
                 self._complain(f"this learner is refused: {fields['text']}")
             raise ShardGone(fields["text"])
 
@@ -263,6 +306,17 @@ class ShardLink:
             self._complain(f"a contribution is refused: {fields['text']}")
         if name in ("OLD_PLAN", "UNHEARD_PLAN", "STRANGER", "COUNTED"):
             raise ShardGone(fields["text"])
+
+    def _hear_pong(self) -> None:
+        """The shard has read all that was sent before that ping."""
+        with self._changed:
+            self._pongs += 1
+            self._is_delivered = self._is_delivered or bool(self._mark and self._pongs >= self._mark)
+            self._changed.notify_all()
+
+    def _ping(self) -> None:
+        self._pings += 1
+        self._send(PING, {})
 
     def _take_next(self, fields: Mapping[str, Any], content: int) -> None:
         packed = self._read_piece(fields["at"], self._size, content, is_quantised=self._shown.is_quantised)
@@ -292,7 +346,7 @@ class ShardLink:
             self._counted = dict(fields["counted"])
             self._every = int(fields.get("every", 0))
             self._add(moved)
-            self._is_welcome = True
+            self._is_welcome = not self._is_moving
 
     def _add(self, moved: torch.Tensor) -> None:
         self._moved = moved if self._moved is None else self._moved.add_(moved)
@@ -339,6 +393,8 @@ class ShardLink:
             if packed.scales is not None:
                 parts.insert(0, packed.scales[start // BLOCK : -(-stop // BLOCK)])
             self._send(DELTA, {**fields, "at": at}, parts)
+        self._ping()
+        self._mark = self._pings
 
     def _send(self, kind: int, fields: Mapping[str, Any], parts: Sequence[torch.Tensor] = ()) -> None:
         data = json.dumps(fields).encode()
@@ -386,20 +442,18 @@ class ShardLink:
     def _wait(self, events: int) -> None:
         """Until there is something to do.  Raises `ShardGone` where the shard is silent, or this is closed."""
         now_s = time.monotonic()
-        if self._is_closed or now_s > self._heard_s + SILENT_S:
-            raise ShardGone("closed, or silent")
+        if self._is_closed or self._is_moving or now_s > self._heard_s + SILENT_S:
+            raise ShardGone("closed, silent, or a newer plan is followed")
         if now_s >= self._pinged_s + PING_S:
             self._pinged_s = now_s
-            self._send(PING, {})
+            self._ping()
             events |= select.POLLOUT
         assert self._tls is not None
         poll = select.poll()
         poll.register(self._tls, events)
         poll.register(self._wake_read, select.POLLIN)
         poll.poll(1e3 * PING_S)
-        with suppress(BlockingIOError):
-            while os.read(self._wake_read, 1 << 10):
-                continue
+        self._drain()
         if self._to_send:
             self._send_contribution()
 

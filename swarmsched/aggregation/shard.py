@@ -330,6 +330,8 @@ class Shard:
             return [self._turn_away(hello.learner, objection)]
         if self._weights is None:
             self._claims[hello.learner] = hello.version
+            if self._asked == hello.learner:  # on its former connection
+                self._asked = ""
             return []
         return [self._give(hello.learner, is_held=hello.version == self._version)]
 

@@ -317,6 +317,12 @@ def test_how_ranks_train_apart_may_be_left_to_the_script(swarm, agent, words, to
     assert (spec_of(agent)["outer"], spec_of(agent)["command"]) == (told, ["x"])
 
 
+@pytest.mark.parametrize(("words", "elastic"), [(["--outer"], True), ([], None), (["--outer", "--per-node"], None)])
+def test_learners_of_a_job_of_several_sizes_come_and_go_while_they_train(swarm, agent, words, elastic):
+    swarm("submit", "--no-sync", "-g", "2:8", *words, "--", "x")
+    assert (spec_of(agent)["ranks_most"], spec_of(agent).get("elastic")) == (8, elastic)
+
+
 @pytest.mark.parametrize(
     ("value", "named"),
     [

@@ -12,9 +12,11 @@ from typing import Any, Self
 import pytest
 
 from swarm_agent.task.account import Account
+from swarm_agent.task.membership import TaskMemberships
 from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
 from swarmsched.ids import JobId, TaskKey
 from tests.agent.aggregation.alone import AloneAggregation
+from tests.agent.supervision.testing import make_order
 from tests.agent.testing import free_port
 from tests.elastic.job import Template, Worker, until
 from tests.elastic.testing import TRAIN, ScriptedAgent, needs
@@ -71,13 +73,15 @@ JOB = JobId("00000000000000000000000001")
 class Node:
     """An agent, as far as ranks see it: the real socket and the real aggregator, in a loop of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, part: int = 0) -> None:
+        """`part` is the number of its worker, where the job is elastic."""
         folder.mkdir()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
         self.aggregation = AloneAggregation("127.0.0.1", lambda key: True, available_bytes=lambda: 1 << 32)
-        self.key = TaskKey(JOB, 1)
+        self.key = TaskKey(JOB, 1, part)
+        self.memberships = TaskMemberships(lambda key: make_order("true"))
         self.reported: dict[str, Any] = {}
         self.sockets = self.call(self._open(folder))
 
@@ -85,6 +89,7 @@ class Node:
         self.aggregation.start()
         sockets = TaskSockets(SocketFolder(folder))
         sockets.on_request("outer", self.aggregation.handle)
+        sockets.on_request("member", self.memberships.handle)
         sockets.on_request("report", self._note)
         sockets.start()
         sockets.open(self.key, "secret", Account("me", "/", "/bin/sh"))
@@ -192,7 +197,7 @@ def test_ranks_on_two_nodes_merge_in_rounds_and_end_alike(tmp_path, template, no
 
 @pytest.mark.parametrize("wire", ["int8", "float32"])
 def test_what_two_learn_apart_is_better_than_what_one_learns(tmp_path, template, nodes, wire):
-    with Gang(tmp_path, template, [nodes().socket], 2, WIRE=wire) as gang:
+    with Gang(tmp_path, template, [nodes().socket], 2, WIRE=wire, PAUSE_S="0.01") as gang:
         together = gang.ends()[0]["loss"]
     (tmp_path / "alone").mkdir()
     with Gang(tmp_path / "alone", template, [gang.socket], 1) as alone:

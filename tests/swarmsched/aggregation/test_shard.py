@@ -511,3 +511,13 @@ def test_a_shard_that_decides_the_tempo_hands_it_on_with_its_weights():
     assert first.every == 128
     assert begun(64, 128).every == 128
     assert begun(0, 128).every == 0
+
+
+def test_one_that_was_asked_for_weights_and_comes_anew_is_asked_again():
+    """What was asked on its former connection never came there; its end is not always told."""
+    job = Job(names=("a", "b"))
+    known = ShardVersion(3, Origin(1, 1, 0))
+    hello = LearnerCame("a", FIRST, "layout", known)
+    job.tell(hello)
+    assert job.tell(LearnerCame("b", FIRST, "layout", known)) == [AskWeights("a")]
+    assert job.tell(hello) == [AskWeights("a")]
