@@ -22,7 +22,7 @@ from swarmsched.aggregation.message import (
     HostedShard,
     LeaseName,
 )
-from swarmsched.aggregation.packing import Capacity, idle, problem, wait_s
+from swarmsched.aggregation.packing import LOSS_MOST, Capacity, burst_s, idle, problem, wait_s
 from swarmsched.effects import DropShard, Effect, HostShard, SendPeer
 from swarmsched.events import AggregationRead
 from swarmsched.ids import NodeId
@@ -82,8 +82,8 @@ class Lender:
     def quote(self, sender: NodeId, asked: AggregationQuote, now_s: float) -> list[Effect]:
         """Keep the room for a while, or say why not."""
         key = asked.lease.key
-        present = self._leases.get(key)
-        loads = self._loads(without=key) | {key: asked.load}
+        present, load = self._leases.get(key), self._expected(asked.load)
+        loads = self._loads(without=key) | {key: load}
         capacity = self._capacity(loads, also=key if sender == self._me else None)
         left = idle([*loads.values()], capacity)
         refusal = self._refusal(sender, asked.lease, asked.plan, loads, capacity)
@@ -93,7 +93,7 @@ class Lender:
             self.counters["refused"] += 1
             return [SendPeer(sender, AggregationQuoted(asked.lease, refusal))]
         if present is None or present.order is None:  # a lease stays as it is until its successor's order is here
-            self._leases[key] = _Lease(asked.lease, sender, asked.plan, asked.load, now_s + HOLD_S)
+            self._leases[key] = _Lease(asked.lease, sender, asked.plan, load, now_s + HOLD_S)
         waits_s = wait_s([each for other, each in loads.items() if other != key], capacity)
         return [SendPeer(sender, AggregationQuoted(asked.lease, idle=left, wait_s=min(waits_s, 1e9)))]
 
@@ -103,12 +103,13 @@ class Lender:
         former = self._leases.get(key)
         present = former if former is not None and former.name == asked.lease else None
         if present is None:
-            loads = self._loads(without=key) | {key: asked.load}
+            load = self._expected(asked.load)
+            loads = self._loads(without=key) | {key: load}
             capacity = self._capacity(loads, also=key if sender == self._me else None)
             if self._refusal(sender, asked.lease, asked.order.plan, loads, capacity):
                 self.counters["refused"] += 1
                 return [SendPeer(sender, AggregationHosted(self._offer.place, lost=(asked.lease,)))]
-            present = _Lease(asked.lease, sender, asked.order.plan, asked.load, now_s)
+            present = _Lease(asked.lease, sender, asked.order.plan, load, now_s)
             self._leases[key] = present
         elif asked.order.plan < present.plan:
             return []  # it comes late
@@ -240,6 +241,13 @@ class Lender:
         """Shards of jobs that run here take those jobs' cores."""
         own = {key for key, lease in self._leases.items() if lease.broker == self._me} | {also}
         return Capacity(self._free_cores() + sum(load.cores for key, load in loads.items() if key in own), self._link)
+
+    def _expected(self, load: ShardLoad) -> ShardLoad:
+        """What is not measured is taken to be a tenth of its period at most: who has it more often trains no faster."""
+        if load.is_measured or not self._link:
+            return load
+        burst = burst_s(load, Capacity(math.inf, self._link))
+        return replace(load, period_s=max(load.period_s, burst / LOSS_MOST))
 
     # Leases.
 

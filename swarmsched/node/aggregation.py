@@ -96,8 +96,8 @@ class AggregationDesk:
             for status in self._cluster.others(now_s)
             if (room := status.record.aggregation) is not None
             and room.memory_bytes >= load.memory_bytes
-            and room.core_ms >= 1_000 * load.cores
-            and room.link_bytes_per_s >= load.link_bytes_per_s
+            and room.core_ms
+            and room.link_bytes_per_s
         ]
 
     def validate(self) -> None:

@@ -43,7 +43,7 @@ LIMITED = ("stubborn", "endless", "unkillable")  # they run until they are stopp
 SHAPES = ("gpu", "gpu", "gpu", "gpu", "gpu", "gpu", "gpus", "cores", "memory", "per-node", "pinned")
 NAMES = ("", "", "", "Zoë", "数据/训练", 'tab\tnewline\r\nquote"', "🙂" * 8)
 CORES_PER_RANK, MEMORY_GIB_PER_RANK = 4, 48  # of 8 cores and 64 GiB for each GPU of a machine
-RANGES_EACH, RANGE_GIB = 4, 6  # 6, 12 or 18 GiB; a machine gives 16 for each GPU
+RANGES_EACH, RANGE_GIB = 4, 8  # 8, 16 or 24 GiB; machines give 16 or 2 for each GPU
 BYTES_AN_ELEMENT = 16  # two learners
 UNKILLABLE_S = 4.0
 WORKER_SAVES_S = 1.5  # between checkpoints of an elastic job, whoever is its first rank
@@ -435,13 +435,12 @@ def behave(order: TaskOrder, rank: int) -> RankPlan:
         case "endless":
             return RankPlan(FOR_EVER_S)
         case _:
-            return RankPlan(duration_s)
+            return RankPlan(duration_s, elements=_elements(order))
 
 
 def _elements(order: TaskOrder) -> int:
     """Of the range that each part of a gang has hosted, if its ranks train apart: from nothing to more than fits."""
-    share = sum(order.job_id.encode()) % (2 * RANGES_EACH)
-    return share * RANGE_GIB * GIB // BYTES_AN_ELEMENT if share < RANGES_EACH else 0
+    return sum(order.job_id.encode()) % RANGES_EACH * RANGE_GIB * GIB // BYTES_AN_ELEMENT
 
 
 def _worker(duration_s: float, rank: int, *, is_first: bool, hangs: bool) -> RankPlan:

@@ -1,4 +1,4 @@
-"""Invariant "leases": no node hosts more than a quarter of its memory, or for an attempt that is long over.
+"""Invariant "leases": no node hosts more than a quarter of its available memory, or for an attempt that is long over.
 
 Hosted is what a driver was told to host, and a range that nobody dropped goes with its agent.  An attempt is over when
 no process of it is left on any machine.
@@ -41,7 +41,7 @@ class LeaseChecker(Checker):
         order = effect.order
         book[order.key] = order
         taken = sum(each.size * (ELEMENT_BYTES + len(each.learners)) for each in book.values())
-        given = host.resources.memory_bytes // OF_MEMORY
+        given = host.available_bytes // OF_MEMORY
         if taken > given:
             raise Violation(INVARIANT, f"{host.node_id} hosts {taken} bytes with {order.key}, of {given} that it gives")
 

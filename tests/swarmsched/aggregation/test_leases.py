@@ -291,9 +291,13 @@ def test_jobs_of_other_nodes_get_the_cores_and_the_link_that_are_idle_and_the_ow
     idle = Lender(N0, lambda: 1, lambda: True)
     idle.has_link(8)
     idle.read(AggregationRead(AggregatorPlace("n0:1"), 400 * MIB), 0.0)
-    assert idle.quote(N1, quote, 0.0)[0].message.refusal == ""
-    wide = AggregationQuote(LeaseName(order(1).key, (1, 2)), (1, 1), replace(small, link_bytes=16e6))
-    assert "link" in idle.quote(N1, wide, 0.0)[0].message.refusal
+    wide = replace(small, link_bytes=16e6, is_measured=True)
+    refused = AggregationQuote(LeaseName(order().key, (1, 1)), (1, 1), wide)
+    assert "link" in idle.quote(N1, refused, 0.0)[0].message.refusal
+    expected = replace(refused, load=replace(wide, is_measured=False))
+    assert idle.quote(N1, expected, 0.0)[0].message.refusal == "", "its rounds cannot be 30 s apart"
+    more = AggregationQuote(LeaseName(order(1).key, (1, 2)), (1, 1), small)
+    assert "would wait" in idle.quote(N1, more, 0.0)[0].message.refusal
 
 
 def test_what_a_shard_takes_is_measured_round_by_round():

@@ -134,6 +134,11 @@ class Machine:
         return NodeResources(gpus_of(self.node_id, GPUS), 8, 2**36)
 
     @property
+    def available_bytes(self) -> int:
+        """All of its memory."""
+        return self.resources.memory_bytes
+
+    @property
     def host(self) -> Host:
         """As checkers take it."""
         return cast("Host", self)
