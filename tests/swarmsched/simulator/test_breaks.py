@@ -56,7 +56,7 @@ NOTICED = {
 
 NOTICED_LAST = {
     "no-epoch-check": 6,
-    "unilateral-withdrawal": 8,
+    "unilateral-withdrawal": 18,
     "wall-clock-leases": 112,
     "checkpoint-by-rename": 19,
     "no-thaw": 6,
@@ -66,7 +66,7 @@ NOTICED_LAST = {
     "lost-node-forgotten": 34,
     "lost-connection-kept": 13,
     "hanging-member-kept": 35,
-    "newcomers-kept": 128,
+    "newcomers-kept": 401,
     "former-first-commits": 129,
     "rooms-lent-twice": 13,
 }
