@@ -245,10 +245,12 @@ def start_agents(
     settings: dict[str, Any] | None = None,
     wait_live: bool = True,
     packages: Path | None = None,
+    first: dict[str, Any] | None = None,
 ) -> Iterator[list[RunningAgent]]:
     """Real agents named n1, n2... on loopback, joined through the first, with one key and token, in a temporary folder.
 
-    `settings` are further keys of every agent's configuration, `packages` a folder with another version to start.
+    `settings` are further keys of every agent's configuration, `first` of n1's alone, `packages` a folder with another
+    version to start.
     At the end the agents are stopped and what is left of their tasks is killed.
     """
     with ExitStack() as stack:
@@ -263,7 +265,8 @@ def start_agents(
         agents = []
         for index, port in enumerate(ports):
             seeds = [f"127.0.0.1:{ports[0]}"] if index else []
-            agent = _launch(base, f"n{index + 1}", port, seeds, {"simulated_gpus": gpus, **(settings or {})}, packages)
+            own = {"simulated_gpus": gpus, **(settings or {}), **((first or {}) if index == 0 else {})}
+            agent = _launch(base, f"n{index + 1}", port, seeds, own, packages)
             stack.callback(agent.stop)
             agents.append(agent)
         if wait_live:
