@@ -55,7 +55,8 @@ def _of_task(key: TaskKey, reported: Reported) -> NodeReport:
     ]
     told.learners = learners or None
     for name, figure in progress.figures.items():
-        setattr(told, name, figure)
+        if name in FIGURES_TOLD:  # others are for planners
+            setattr(told, name, figure)
     if end and remaining:
         told.remaining_seconds, told.source = remaining.seconds, SOURCES[end.goal]
         told.remaining_seconds_low, told.remaining_seconds_high = remaining.low_s, remaining.high_s

@@ -8,6 +8,7 @@ from swarm_agent.task.reports import Reported
 from swarmsched.api import JobSpec, JobState
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint, SpeedQuestion
 from swarmsched.ids import JobId, TaskKey
+from swarmsched.models.progress import FIGURES
 from tests.agent.http.test_openapi import Checker
 from tests.agent.http.testing import a_card, a_record, an_elastic_record, job_id
 
@@ -70,6 +71,12 @@ async def test_every_agent_tells_what_the_owner_of_rank_0_was_told(desks, asked)
         "problem": None,
         "learners": None,
     }
+
+
+async def test_figures_that_are_for_planners_hide_no_others(desks) -> None:
+    running(desks["n1"])
+    reports(desks["n2"], dict.fromkeys(FIGURES, 1.0))
+    assert (await progress_at(desks["n1"]))["step"] == 1.0
 
 
 async def test_ranks_that_train_apart_are_told_by_their_numbers(desks) -> None:
