@@ -30,6 +30,24 @@ print(f"done {training.step_number} loss {training.loss:.3g}", flush=True)
 """
 
 
+APART = """
+import os, time, torch, swarm_elastic
+torch.manual_seed(int(os.environ["SWARM_WORKER"]))
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.05)
+with swarm_elastic.Outer(model, optimizer, every=4) as outer:
+    while not os.path.exists(os.environ["HURRY"]):
+        x = torch.randn(32, 8)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+        time.sleep(0.05)
+        if outer.step_number % 4 == 0:
+            print(f"step {outer.step_number} world {outer.learners}", flush=True)
+print(f"done with {[round(each, 6) for each in model.weight.flatten().tolist()]}", flush=True)
+"""
+
+
 EPOCHS = 40
 STEPS = EPOCHS * 16  # 512 samples, 32 at a time
 
@@ -37,10 +55,10 @@ STEPS = EPOCHS * 16  # 512 samples, 32 at a time
 class ElasticJob:
     """One elastic job, as the agents that live show it.  It takes its time until the test waits for its end."""
 
-    def __init__(self, agents, venv, env=(), epochs=EPOCHS, **spec):
+    def __init__(self, agents, venv, env=(), epochs=EPOCHS, text=TRAIN, **spec):
         self.agents = agents
         self._hurry = Path(tempfile.gettempdir(), f"swarm-hurry-{uuid.uuid4().hex}")
-        python, script = str(venv / "bin" / "python"), TRAIN.replace("EPOCHS", str(epochs))
+        python, script = str(venv / "bin" / "python"), text.replace("EPOCHS", str(epochs))
         variables = {"OMP_NUM_THREADS": "1", "HURRY": str(self._hurry), **dict(env)}
         wanted = {"ranks": 2, "gpus_per_rank": 1, "elastic": True, "env": variables, **spec}
         self.id = agents[0].submit(python, "-c", script, **wanted)["id"]
