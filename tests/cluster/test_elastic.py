@@ -83,24 +83,36 @@ def test_a_job_survives_a_killed_worker_and_the_agent_that_shepherds_it(cold_swa
     assert "worker 1 on" in done["rescalings"][0]["reason"]
 
 
-def test_learners_that_train_apart_come_leave_and_die_and_end_alike(fresh_swarm, train_venv):
-    job = ElasticJob(fresh_swarm, train_venv, text=APART, outer="on")
-    job.trains_with(2)
-    for ranks in (3, 1, 2):
-        fresh_swarm[1].call("POST", f"/v1/jobs/{job.id}/scale", {"ranks": ranks})
-        job.trains_with(ranks)
-    # The newcomer has the weights: else the only learner that has trained would be killed.
-    job.until(lambda: job.now["rescalings"][-1]["pause_seconds"] is not None, "all train")
-    os.kill(min(job.workers.items())[1], signal.SIGKILL)
-    job.until(lambda: len(job.now.get("rescalings") or ()) == 5, "another one came for it")
-    job.trains_with(2)
-    learners = job.now["progress"]["learners"]
+def _end_alike(job):
+    job.until(
+        lambda: [each["rounds"] > 0 for each in job.now["progress"]["learners"] or ()] == [True, True], "all merge"
+    )
     done = job.ended()
     assert (done["end_reason"], done["attempt"], done["restarts"]) == ("completed", 1, 0), json.dumps(done)
     ends = re.findall(r"done with (.*)", job.output)
     assert len(ends) == 2, job.output
     assert ends[0] == ends[1]
-    assert min(each["rounds"] for each in learners) > 0, learners
+
+
+def test_learners_that_train_apart_come_and_leave_and_end_alike(fresh_swarm, train_venv):
+    job = ElasticJob(fresh_swarm, train_venv, text=APART, outer="on")
+    job.trains_with(2)
+    for ranks in (3, 1, 2):
+        fresh_swarm[1].call("POST", f"/v1/jobs/{job.id}/scale", {"ranks": ranks})
+        job.trains_with(ranks)
+    # The newcomer has the weights.
+    job.until(lambda: job.now["rescalings"][-1]["pause_seconds"] is not None, "all train")
+    _end_alike(job)
+
+
+@rarely
+def test_a_learner_that_dies_is_replaced_while_the_other_trains_apart(fresh_swarm, train_venv):
+    job = ElasticJob(fresh_swarm, train_venv, text=APART, outer="on")
+    job.trains_with(2)
+    os.kill(job.workers[1], signal.SIGKILL)
+    job.until(lambda: len(job.now.get("rescalings") or ()) == 2, "another one came for it")
+    job.trains_with(2)
+    _end_alike(job)
 
 
 def _first_of_three_is_replaced(job, reason):
