@@ -167,6 +167,28 @@ class Outer:
         ]
         return {"learner": self.learner, "learners": self.learners, "waited_s": self._waited_s, "shards": shards}
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the next attempt is to go on from: the outer weights, which all ranks share, steps and tempo.
+
+        A rank's own weights and optimizer are the script's to save.
+        """
+        weights = self._now()
+        for start, stop, link in self._links if self.is_merging else ():
+            weights[start:stop] = link.shown_weights()
+        return {"step_number": self.step_number, "every": self.every, "weights": weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; before entry.  Raises RuntimeError after it, ValueError where the model is another one."""
+        if self._hook is not None:
+            raise RuntimeError("load_state_dict was called after entry; call it before `with`")
+        weights, size = state["weights"], sum(each.numel() for each in self._parameters)
+        if len(weights) != size:
+            raise ValueError(f"weights of the state are {len(weights)}, and the model has {size}; give it that model")
+        self._write(0, size, weights, is_added=False)
+        self.step_number = self._round_step = whole("step_number", state["step_number"], 0)
+        if self._is_auto:
+            self.every = whole("every", state["every"], 1)
+
     # Joining, and going on by other plans.
 
     def _join(self, roster: LearnerRoster) -> None:

@@ -73,14 +73,14 @@ JOB = JobId("00000000000000000000000001")
 class Node:
     """An agent, as far as ranks see it: the real socket and the real aggregator, in a loop of its own."""
 
-    def __init__(self, folder: Path, part: int = 0) -> None:
+    def __init__(self, folder: Path, part: int = 0, attempt: int = 1) -> None:
         """`part` is the number of its worker, where the job is elastic."""
         folder.mkdir()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
         self.aggregation = AloneAggregation("127.0.0.1", lambda key: True, available_bytes=lambda: 1 << 32)
-        self.key = TaskKey(JOB, 1, part)
+        self.key = TaskKey(JOB, attempt, part)
         self.memberships = TaskMemberships(lambda key: make_order("true"))
         self.reported: dict[str, Any] = {}
         self.sockets = self.call(self._open(folder))
@@ -125,9 +125,11 @@ class Node:
 class Gang:
     """The ranks of a job, each below one of the nodes in turn."""
 
-    def __init__(self, folder: Path, template: Template, sockets: list[Path], size: int, **env: str) -> None:
+    def __init__(
+        self, folder: Path, template: Template, sockets: list[Path], size: int, script: str = SCRIPT, **env: str
+    ) -> None:
         self.folder, self.template, self.script = folder, template, folder / "train.py"
-        self.script.write_text(SCRIPT)
+        self.script.write_text(script)
         self.env = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         self.env |= {"SWARM_JOB_ID": JOB, "SWARM_ATTEMPT": "1", "WIDTH": "64", "EVERY": "5", "STEPS": "60", **env}
         self.socket = sockets[0]
@@ -166,11 +168,11 @@ class Gang:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Callable[[], Node]]:
+def nodes(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def make() -> Node:
-        made.append(Node(tmp_path / f"n{len(made)}"))
+    def make(attempt: int = 1) -> Node:
+        made.append(Node(tmp_path / f"n{len(made)}", attempt=attempt))
         return made[-1]
 
     yield make
@@ -312,3 +314,45 @@ def test_outside_of_a_swarm_it_does_nothing(tmp_path, template):
         gang.ends()
     assert not gang.ranks[0].lines[0]["merging"]
     assert gang.ranks[0].err.read_text() == ""
+
+
+SAVING = """
+import json, os
+import torch
+import swarm_elastic
+
+rank = int(os.environ["RANK"])
+torch.manual_seed(rank)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+outer = swarm_elastic.Outer(model, optimizer, every="auto")
+if os.path.exists("saved.pt"):
+    outer.load_state_dict(torch.load("saved.pt"))
+with outer:
+    begun = [outer.step_number, outer.every, model.weight.flatten().tolist()]
+    while outer.step_number < 7:
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    state = outer.state_dict()
+    try:
+        outer.load_state_dict(state)
+    except RuntimeError as error:
+        assert "before `with`" in str(error)
+    if rank == 0:
+        torch.save(state | {"every": 128}, "saved.pt")
+print(json.dumps({"begun": begun, "shown": state["weights"][:4].tolist(), "end": True}), flush=True)
+"""
+
+
+def test_another_attempt_goes_on_from_the_outer_weights_and_at_the_tempo_of_its_checkpoint(tmp_path, template, nodes):
+    """The first attempt ends within a round: what its ranks have trained by themselves since is theirs."""
+    ends = []
+    for attempt in (1, 2):
+        socket = nodes(attempt).socket
+        with Gang(tmp_path, template, [socket], 2, script=SAVING, SWARM_ATTEMPT=str(attempt)) as gang:
+            gang.ends()
+            ends.append([rank.lines[-1] for rank in gang.ranks])
+    first, second = ends
+    assert first[0]["shown"] == first[1]["shown"] == first[0]["begun"][2]
+    assert [each["begun"] for each in second] == [[7, 128, first[0]["shown"]]] * 2
