@@ -113,28 +113,33 @@ MEASURED_MOST = 30.0
 def measured_work(estimate: Estimate, gpus: int) -> StepCost | None:
     """The work that an estimate tells, with as many operations as its steps show; None where nobody tells any.
 
-    So operations that nobody counted, and the part of a GPU's peak that a model reaches, are corrected by first steps:
-    by those on one node, or where there are none by those on several whose network is known.
+    So operations that nobody counted, and the part of a GPU's peak that a model reaches, are corrected by first steps.
     """
     work, peak = estimate.work, gpus * peak_flops(estimate.gpu)
     if work is None:
         return None
-    network = estimate.network_mbit_s * MBIT
-    points = [each for each in estimate.points if each.local_batch and (each.nodes == 1 or network)]
-    points = [each for each in points if each.nodes == 1] or points
-    if not (points and peak):
-        return None if work.sample_flops == DENSE_FLOPS * work.parameter_bytes else work
-    flops = work.sample_flops * median(
-        [_measured_ratio(work, each, estimate.data_wait, peak, network) for each in points]
-    )
+    known = corrected(work, estimate.points, peak, estimate.network_mbit_s * MBIT, estimate.data_wait)
+    return None if known is work and work.sample_flops == DENSE_FLOPS * work.parameter_bytes else known
+
+
+def corrected(
+    work: StepCost, points: Sequence[SpeedPoint], peak: float, network_bytes_per_s: float, data_wait: float = 0.0
+) -> StepCost:
+    """The work with as many operations as steps show that were measured on such GPUs (0: not known).
+
+    Steps on one node count, or where there are none those on several, if their network is known.
+    """
+    able = [each for each in points if each.local_batch and (each.nodes == 1 or network_bytes_per_s)]
+    able = [each for each in able if each.nodes == 1] or able
+    if not (able and peak):
+        return work
+    ratios = []
+    for each in able:
+        ring_s = ring_time_s(work, each.ranks, BUS_BYTES_PER_S if each.nodes == 1 else network_bytes_per_s)
+        computes_s = max(each.step_s * (1.0 - min(data_wait, 0.9)) - ring_s, each.step_s / MEASURED_MOST)
+        ratios.append(computes_s * EFFICIENCY * peak / (each.local_batch * work.sample_flops))
+    flops = work.sample_flops * median(ratios)
     return replace(work, sample_flops=flops) if 0.0 < flops < inf else work
-
-
-def _measured_ratio(work: StepCost, point: SpeedPoint, data_wait: float, peak: float, network: float) -> float:
-    """How many times as long a measured step computes as operations and peak tell."""
-    ring_s = ring_time_s(work, point.ranks, BUS_BYTES_PER_S if point.nodes == 1 else network)
-    computes_s = max(point.step_s * (1.0 - min(data_wait, 0.9)) - ring_s, point.step_s / MEASURED_MOST)
-    return computes_s * EFFICIENCY * peak / (point.local_batch * work.sample_flops)
 
 
 def server_cores(work: StepCost) -> float:

@@ -8,6 +8,7 @@ a time, and the cheapest of those that are nearly as fast as the best is taken.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
+from math import inf
 from typing import NamedTuple
 
 from swarmsched.errors import ConfigError
@@ -39,6 +40,7 @@ BEGINNINGS = 12
 IMPROVED_HOSTS = 8
 """Beyond so many one task more or less changes little."""
 GAIN_LEAST = 1.001
+CPUS_MOST = 4_096
 HOSTS_EVEN = 8
 """On up to so many hosts workers are dealt evenly."""
 WORTH = 1.03
@@ -264,14 +266,17 @@ def laid_out(found: Choice) -> tuple[Share, ...]:
 
 
 def offer(room: Room, node: NodeId, ranks: int, demand: Demand) -> Offer:
-    """What a node could give to so many ranks: its slowest suitable GPUs count, as its owner chooses among them."""
-    free = room.free(node)
-    kinds = [each for each in free.gpus if suits(each, demand)] or [*room.capacity(node).gpus]
+    """What a node could give to so many ranks: its slowest suitable GPUs count, as its owner chooses among them.
+
+    What a node does not tell of itself it has enough of.
+    """
+    free, whole = room.free(node), room.capacity(node)
+    kinds = [each for each in free.gpus if suits(each, demand)] or [*whole.gpus]
     peak = min([peak_flops(each.model) for each in kinds], default=0.0)
-    memory_bytes = demand.gpus * min([each.memory_bytes for each in kinds], default=0)
-    network = room.capacity(node).network_mbit_s * MBIT or NETWORK_BYTES_PER_S
-    memory = free.memory_bytes, demand.gpus * peak, memory_bytes
-    return Offer(node, ranks, free.cpus, *memory, network)
+    memory_bytes = demand.gpus * min([each.memory_bytes for each in kinds], default=0) or inf
+    network = whole.network_mbit_s * MBIT or NETWORK_BYTES_PER_S
+    cpus, host_bytes = free.cpus if whole.cpus else CPUS_MOST, free.memory_bytes if whole.memory_bytes else inf
+    return Offer(node, ranks, cpus, host_bytes, demand.gpus * peak, memory_bytes, network)
 
 
 def _groups(

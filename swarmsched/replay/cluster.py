@@ -5,8 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from msgspec.structs import replace
+
 from swarmsched.errors import ConfigError
+from swarmsched.estimate import StepCost
 from swarmsched.ids import NodeId
+from swarmsched.models.hosts import MBIT, NETWORK_BYTES_PER_S, Offer, Tasks, peak_flops, throughput
 from swarmsched.replay.churn import NodeEvent
 from swarmsched.replay.profiles import Shape
 from swarmsched.replay.table import rows
@@ -17,6 +21,8 @@ GPU = Demand(gpus=1)
 """What one rank of a replayed job needs."""
 GPUS_MOST = 1_024
 """Of one server: more is a slip."""
+CORES_MOST = 4_096
+NETWORK_MOST = 10_000_000
 _MODEL = "gpu"
 
 
@@ -28,6 +34,8 @@ class Fleet:
     models: Mapping[NodeId, str] = field(default_factory=dict)
     events: Sequence[NodeEvent] = ()  # by time
     down: set[NodeId] = field(default_factory=set)
+    cores: Mapping[NodeId, int] = field(default_factory=dict)
+    mbit_s: Mapping[NodeId, int] = field(default_factory=dict)  # of the network, where it was told
     _passed: int = 0  # events
 
     @classmethod
@@ -97,6 +105,26 @@ class Fleet:
         """True of a job that needs more than there are of any one class: its user has to say that it mixes them."""
         return gpus > max(self.class_sizes.values(), default=0)
 
+    def speed_ratio(
+        self, work: StepCost, shares: Sequence[Share], booked: Mapping[NodeId, int], *, on_usual: bool
+    ) -> float:
+        """Speed of a job there, by its work, over that on hosts with enough cores and a network of 10 Gbit/s.
+
+        Those have GPUs of the usual class, or else of those that it has.  The GPUs of a node have even parts of its
+        cores, as far as they are `booked`.
+        """
+        layout, usual = [], []
+        for share in shares:
+            peak = peak_flops(self.models.get(share.node, "")) or 1.0
+            cores = self.cores.get(share.node, CORES_MOST) * share.ranks // max(share.ranks, booked[share.node])
+            network = self.mbit_s.get(share.node, 0) * MBIT or NETWORK_BYTES_PER_S
+            host = Offer(share.node, share.ranks, max(cores, share.ranks), inf, peak, network_bytes_per_s=network)
+            like = peak_flops(self.usual_class) or 1.0 if on_usual else peak
+            best = host._replace(cpus=CORES_MOST, network_bytes_per_s=NETWORK_BYTES_PER_S, flops_per_s=like)
+            layout.append((host, Tasks(share.ranks, 0)))
+            usual.append((best, Tasks(share.ranks, 0)))
+        return throughput(work, layout) / throughput(work, usual)
+
     def part(self, model: str, gpus: int) -> "Fleet":
         """So many GPUs of one class, on as few nodes as have them; fewer where there are no more."""
         there = [node for node in self.gpus if self.models.get(node, "") == model]
@@ -136,12 +164,14 @@ class Fleet:
         return 0 if node in self.down else self.gpus.get(node, 0)
 
     def _view(self, node: NodeId, booked: int) -> NodeView:
-        gpus, model = self.gpus[node], self.models.get(node) or _MODEL
-        return NodeView(node, _free(gpus - booked, model), _free(gpus, model), gpus, is_available=node not in self.down)
+        gpus, model, cores = self.gpus[node], self.models.get(node) or _MODEL, self.cores.get(node, 0)
+        free = _free(gpus - booked, model, cores * (gpus - booked) // gpus if gpus else cores)
+        capacity = replace(_free(gpus, model, cores), network_mbit_s=self.mbit_s.get(node, 0))
+        return NodeView(node, free, capacity, gpus, is_available=node not in self.down)
 
 
-def _free(gpus: int, model: str) -> Free:
-    return Free((GpuCount(model, 0, gpus),) if gpus else ())
+def _free(gpus: int, model: str, cores: int) -> Free:
+    return Free((GpuCount(model, 0, gpus),) if gpus else (), cores)
 
 
 def _filled(sizes: Sequence[int], most: int) -> list[Shape]:
@@ -155,9 +185,11 @@ def _filled(sizes: Sequence[int], most: int) -> list[Shape]:
 
 
 def read_cluster(name: str, lines: Iterable[str]) -> Fleet:
-    """Servers from a table `node, gpus[, gpu_model]`; ConfigError names file, row and column."""
+    """Servers from a table `node, gpus[, gpu_model, cores, network_mbit_s]`; ConfigError names file, row and column."""
     gpus: dict[NodeId, int] = {}
     models: dict[NodeId, str] = {}
+    cores: dict[NodeId, int] = {}
+    mbit_s: dict[NodeId, int] = {}
     for row in rows(name, lines, ("node", "gpus")):
         node = NodeId(row.text("node"))
         if not 0 < len(node) <= 63 or node in gpus:
@@ -166,8 +198,14 @@ def read_cluster(name: str, lines: Iterable[str]) -> Fleet:
         gpus[node] = row.count("gpus", most=GPUS_MOST)
         if model := row.text("gpu_model"):
             models[node] = model
+        if row.get("cores"):
+            cores[node] = row.count("cores", least=1, most=CORES_MOST)
+        if row.get("network_mbit_s"):
+            mbit_s[node] = row.count("network_mbit_s", least=1, most=NETWORK_MOST)
     if not sum(gpus.values()):
         raise ConfigError(name, "has no node with a GPU", "one row a node, as in n001,4")
     if unnamed := [node for node in gpus if models and node not in models]:
         raise ConfigError(f"{name}, node {unnamed[0]}, gpu_model", "is empty", "name it for every node, or for none")
-    return Fleet(gpus, models)
+    if uncounted := [node for node in gpus if cores and node not in cores]:
+        raise ConfigError(f"{name}, node {uncounted[0]}, cores", "is empty", "count them for every node, or for none")
+    return Fleet(gpus, models, cores=cores, mbit_s=mbit_s)

@@ -28,7 +28,7 @@ from swarmsched.node.node import Node
 from swarmsched.policies.registry import plan_anyway
 from swarmsched.replay.cluster import GPU, Fleet
 from swarmsched.replay.job import ReplayJob, interfere
-from swarmsched.replay.knowledge import Knowledge
+from swarmsched.replay.knowledge import Knowledge, with_work
 from swarmsched.replay.perfect import Ticks, check_stop, told_limit
 from swarmsched.replay.results import RunLog
 from swarmsched.resources import NodeResources, Share
@@ -119,8 +119,8 @@ class GossipReplay:
         self._loop = self._swarm.loop
         self._names = dict(zip(self._swarm.hosts, cluster.gpus, strict=True))
         self._hosts = dict(zip(cluster.gpus, self._swarm.hosts.values(), strict=True))
-        for name, model in cluster.models.items():
-            self._hosts[name].has(_with_model(self._hosts[name], model))
+        for name in {*cluster.models, *cluster.cores, *cluster.mbit_s}:
+            self._hosts[name].has(_as_told(self._hosts[name].resources, cluster, name))
         for host in self._swarm.hosts.values():
             host.make_plan = self._planned
         self._gangs: dict[JobId, ReplayGang] = {}
@@ -204,6 +204,7 @@ class GossipReplay:
             time_limit_s=job.terms.time_limit_s and job.terms.time_limit_s + GRACE_S,
             deadline_utc_s=job.terms.deadline_s and max(0.0, job.terms.deadline_s - self._now_s + self._utc_s),
             mixed_gpus=self._cluster.mixes(job.least),
+            work=job.work,
         )
         if elastic:
             spec = replace(spec, ranks_most=elastic.ranks_most, batches=elastic.batches)
@@ -353,7 +354,7 @@ class GossipReplay:
 
     def _decided(self) -> None:
         self._busy_s = self._now_s
-        changed = interfere(list(self._open.values()), self._pacing.interference)
+        changed = interfere(list(self._open.values()), self._pacing.interference, self._cluster)
         for gang in [gang for gang in self._gangs.values() if gang.job in changed]:
             self._await_end(gang)
         self.observer.decided(list(self._open.values()), self._now_s)
@@ -378,7 +379,7 @@ class GossipReplay:
         if gang is not None:
             is_true = {(self._names[share.node], share.ranks) for share in view.shares} == gang.holds
             self.observer.seen(0.0 if is_true else self._now_s - gang.changed_s)
-        known = self._knowledge.believed(job, view.card.estimate)
+        known = with_work(self._knowledge.believed(job, view.card.estimate), job.work)
         return view if known is view.card.estimate else replace(view, card=replace(view.card, estimate=known))
 
     def _waiting(self, job_id: JobId) -> ReplayJob | None:
@@ -410,6 +411,7 @@ def _counts(cluster: Fleet) -> Mapping[NodeId, int]:
     return {NodeId(f"n{index:03}"): gpus for index, gpus in enumerate(cluster.gpus.values())}
 
 
-def _with_model(host: Host, model: str) -> NodeResources:
-    gpus = [replace(gpu, model=model) for gpu in host.resources.gpus]
-    return replace(host.resources, gpus=tuple(gpus))
+def _as_told(has: NodeResources, cluster: Fleet, name: NodeId) -> NodeResources:
+    gpus = tuple([replace(gpu, model=cluster.models.get(name) or gpu.model) for gpu in has.gpus])
+    cores = cluster.cores.get(name, has.cpu_count)
+    return replace(has, gpus=gpus, cpu_count=cores, network_mbit_s=cluster.mbit_s.get(name, 0))

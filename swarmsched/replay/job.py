@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.card import LIVE_PAUSE_S
-from swarmsched.estimate import Resizable
-from swarmsched.ids import JobId
+from swarmsched.estimate import Resizable, StepCost
+from swarmsched.ids import JobId, NodeId
 from swarmsched.replay.cluster import Fleet
-from swarmsched.replay.physics import Physics, ProfiledPhysics, TruePace
+from swarmsched.replay.physics import Physics, ProfiledPhysics, RigidPhysics, TruePace
 from swarmsched.replay.profiles import Shape
 from swarmsched.resources import Share
 
@@ -71,8 +71,9 @@ class ReplayJob:
     told: str = ""  # of it by the last plan
     terms: Terms = Terms()
     has_failed: bool = False  # or came to its time limit
-    slowed: float = 1.0  # the part of its speed that its neighbours leave it
+    slowed: float = 1.0  # the part of its speed that its hosts and its neighbours leave it
     costs_s: float | None = None  # a change of its hosts; None: as of any job
+    work: StepCost | None = None  # of a step, where its row tells that: then hosts that differ make it faster or slower
 
     def __post_init__(self) -> None:
         self.changed_s = max(self.changed_s, self.submitted_s)
@@ -279,15 +280,23 @@ def _seconds(pace: Callable[[float], TruePace], begin: float, end: float) -> flo
     return total_s
 
 
-def interfere(jobs: Collection[ReplayJob], part: float) -> list[ReplayJob]:
+def interfere(jobs: Collection[ReplayJob], part: float, cluster: Fleet) -> list[ReplayJob]:
     """Slow down distributed jobs that share a node by this part of their speed, however many they are. So does the
-    published simulator of Pollux; returns those whose speed has changed by it."""
+    published simulator of Pollux.  A job that tells its work is as fast as its hosts let it be.  Returns those whose
+    speed has changed by it."""
     spread = {job.job_id: {share.node for share in job.shares} for job in jobs if len(job.shares) > 1}
     counts = Counter([node for nodes in spread.values() for node in nodes])
+    booked: Counter[NodeId] = Counter()
+    for job in jobs:
+        for share in job.shares:
+            booked[share.node] += share.ranks
     changed = []
     for job in jobs:
         is_crowded = any(counts[node] > 1 for node in spread.get(job.job_id, ()))
         slowed = 1.0 - part if is_crowded else 1.0
+        if job.work is not None and job.shares:
+            is_rigid = isinstance(job.physics, RigidPhysics)  # else its times are those of the GPUs that it has
+            slowed *= cluster.speed_ratio(job.work, job.shares, booked, on_usual=is_rigid)
         if slowed != job.slowed:
             job.slowed = slowed
             changed.append(job)

@@ -6,7 +6,9 @@ from itertools import chain
 from math import ceil
 from typing import Protocol
 
-from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
+from msgspec.structs import replace
+
+from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint, StepCost
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.physics import ProfiledPhysics
 from swarmsched.replay.profiles import Profile, even
@@ -27,6 +29,11 @@ class Knowledge(Protocol):
 
     def counted(self, job: ReplayJob) -> float:
         """Steps of the first batch that it has made, as its card tells once it has ended."""
+
+
+def with_work(estimate: Estimate | None, work: StepCost | None) -> Estimate | None:
+    """With what its user says of its model, as on a card."""
+    return replace(estimate or Estimate(is_prior=True), work=work) if work is not None else estimate
 
 
 class NothingKnown:

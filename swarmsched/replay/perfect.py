@@ -23,7 +23,7 @@ from swarmsched.policies.base import amount
 from swarmsched.policies.checked import is_wish
 from swarmsched.replay.cluster import GPU, Fleet
 from swarmsched.replay.job import ReplayJob, interfere
-from swarmsched.replay.knowledge import Knowledge
+from swarmsched.replay.knowledge import Knowledge, with_work
 from swarmsched.replay.results import RunLog
 from swarmsched.replay.table import SECONDS_MOST
 from swarmsched.resources import Share
@@ -154,7 +154,7 @@ class PerfectReplay:
                 self._end(job)
         del self._history[:-HISTORY]
         self._live = [job for job in self._live if job.ended_s is None]
-        interfere(self._live, self._pacing.interference)
+        interfere(self._live, self._pacing.interference, self._cluster)
         while self._to_come and self._to_come[-1].submitted_s <= to_s:
             self._live.append(self._to_come.pop())
 
@@ -172,7 +172,7 @@ class PerfectReplay:
             failed = self._cluster.pass_to(self._now_s)
             hit = [job for job in self._live if any(share.node in failed for share in job.shares)]
             self.observer.nodes_failed(len(failed), [job.lose_hosts(self._now_s) for job in hit])
-            interfere(self._live, self._pacing.interference)
+            interfere(self._live, self._pacing.interference, self._cluster)
             self.observer.decided(self._live, self._now_s)
 
     def _decide(self) -> None:
@@ -215,7 +215,7 @@ class PerfectReplay:
             job.allocate(shares, decision.target.global_batch, self._now_s, pause_s)
             if shares and set(shares) != set(before) and job.is_guessed:
                 self.observer.guessed()
-        interfere(self._live, self._pacing.interference)
+        interfere(self._live, self._pacing.interference, self._cluster)
 
     def _granted(self, job: ReplayJob, decision: Decision, held: Sequence[tuple[Share, ...]]) -> tuple[Share, ...]:
         if decision.change is Change.STOP:
@@ -250,7 +250,7 @@ class PerfectReplay:
                 self._kinds.note(self._card(job))
 
     def _believed(self, job: ReplayJob, card: JobCard) -> JobCard:
-        believed = self._knowledge.believed(job, card.estimate)
+        believed = with_work(self._knowledge.believed(job, card.estimate), job.work)
         return card if believed is card.estimate else replace(card, estimate=believed)
 
     def _card(self, job: ReplayJob) -> JobCard:
@@ -277,7 +277,7 @@ class PerfectReplay:
             first_started_utc_s=0.0 if job.first_started_s is None else job.first_started_s + EPOCH_UTC_S,
             preemptions=min(job.preemptions, 255),
             elastic=job.offered,
-            estimate=self._told.get(job.job_id),
+            estimate=with_work(self._told.get(job.job_id), job.work),
             pause_s=job.told_pause_s,
             restartable=job.terms.restartable,
             has_checkpoint=job.has_checkpoint,

@@ -332,6 +332,7 @@ def _submitted(
         checkpoint_s=settings.checkpoint_s if settings.cluster.events and saves else inf,
         terms=terms,
         costs_s=settings.restart_costs.get(job.model),
+        work=job.work,
     )
 
 

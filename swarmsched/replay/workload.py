@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from swarmsched.card import NAME_LENGTH
+from swarmsched.estimate import StepCost
 from swarmsched.replay.table import SECONDS_MOST, Row, rows, shown
 from swarmsched.specification import BATCH_LIMIT, PRIORITY_LIMIT
 
@@ -32,10 +33,16 @@ OPTIONAL: Mapping[str, str] = {
     "deadline_s": "by when the job is to have ended, on the clock of submit_time_s",
     "restartable": "1: the job may be stopped and goes on where it was; 0: it may not",
     "failure": "part of its work, to 1, after which the job fails",
+    "parameter_bytes": "bytes of the model, by which its speed depends on cores, networks and classes of its servers",
+    "local_batch": "with it: samples of a GPU in a step",
+    "sample_flops": "with it: operations of a sample, forward and backward",
+    "moved_bytes": "with it: bytes of gradients in a step, if they are other",
+    "decode_core_s": "with it: core-seconds that loading a sample takes",
 }
 """Columns that a table of jobs may have, beside those above."""
 WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 LIMIT_LEAST_S = 1.0
+LOCAL_BATCH_MOST, WORK_MOST = 1_000_000, 1e18
 SPEED_LEAST, SPEED_MOST = 1e-3, 1e3
 FAILURE_LEAST = 1e-6
 
@@ -60,6 +67,7 @@ class TraceJob:
     deadline_s: float = 0.0
     restartable: bool | None = None
     failure: float = 0.0  # part of its work; 0: it does not fail
+    work: StepCost | None = None  # as of --work
 
     @property
     def kind(self) -> str:
@@ -106,7 +114,17 @@ def _trace_job(row: Row) -> TraceJob:
         deadline_s=_deadline_s(row, submitted_s) if row.get("deadline_s") else 0.0,
         restartable=_word(row, "restartable") if row.get("restartable") else None,
         failure=row.amount("failure", FAILURE_LEAST, 1.0, "a part of its work") if row.get("failure") else 0.0,
+        work=_work(row) if row.get("parameter_bytes") else None,
     )
+
+
+def _work(row: Row) -> StepCost:
+    """What a step of a rank computes and moves: the columns have the names of `--work`."""
+    parameter_bytes = row.amount("parameter_bytes", 1.0, WORK_MOST)
+    moved_bytes = row.amount("moved_bytes", 1.0, WORK_MOST) if row.get("moved_bytes") else parameter_bytes
+    decode_s = row.amount("decode_core_s") if row.get("decode_core_s") else 0.0
+    batch, flops = row.count("local_batch", 1, LOCAL_BATCH_MOST), row.amount("sample_flops", 1.0, WORK_MOST)
+    return StepCost(batch, flops, parameter_bytes, moved_bytes, decode_core_s=decode_s)
 
 
 def _priority(row: Row) -> int:

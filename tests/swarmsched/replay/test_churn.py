@@ -110,6 +110,9 @@ def test_servers_of_a_table_have_their_own_sizes_and_classes() -> None:
         (["node,gpus", "a,0"], "has no node with a GPU"),
         (["node", "a"], "has no column 'gpus'"),
         (["node,gpus,gpu_model", "a,1,T4", "b,1,"], "node b, gpu_model: is empty"),
+        (["node,gpus,cores", "a,1,8", "b,1,"], "node b, cores: is empty"),
+        (["node,gpus,cores", "a,1,0"], "row 2, cores: '0' cannot be used"),
+        (["node,gpus,network_mbit_s", "a,1,fast"], "row 2, network_mbit_s: 'fast' cannot be used"),
     ],
 )
 def test_servers_that_cannot_be_used_are_named(rows: list[str], told: str) -> None:

@@ -115,7 +115,7 @@ def test_what_users_say_beside_changes_none_of_their_jobs_and_none_of_it_is_impo
     limits = [job for job in others if job.time_limit_s]
     assert all(job.time_limit_s > job.duration_s + 60.0 for job in limits)
     assert all(job.deadline_s > job.submitted_s + job.duration_s for job in said)
-    counts = [sum(map(bool, each)) for each in zip(*[astuple(job)[11:] for job in said], strict=True)]
+    counts = [sum(map(bool, each)) for each in zip(*[astuple(job)[11:16] for job in said], strict=True)]
     priority, limited, deadline, restartable, failing = counts
     assert (deadline, priority > 20, failing > 20) == (1_000, True, True)
     assert limited == len(limits)

@@ -77,7 +77,7 @@ def test_two_jobs_on_several_nodes_that_share_one_slow_each_other_and_no_others(
     for job, nodes in zip(jobs, ((one, two), (two, three), (one,), (three,)), strict=True):
         job.allocate([Share(node, 1) for node in nodes], 32, 0.0, 0.0)
     before = [job.ends_in_s() for job in jobs]
-    assert interfere(jobs, 0.25) == jobs[:2]
+    assert interfere(jobs, 0.25, Fleet.even(3, 2)) == jobs[:2]
     assert [job.ends_in_s() for job in jobs] == pytest.approx([before[0] / 0.75, before[1] / 0.75, *before[2:]])
     told = LearnedKnowledge(0, declares=True, spread=0.0)
     reported, alone = (told.reported(jobs[0]), told.reported(jobs[2]))
@@ -87,7 +87,7 @@ def test_two_jobs_on_several_nodes_that_share_one_slow_each_other_and_no_others(
     assert point.step_s == pytest.approx(exact.step_s / 0.75)
     assert point.step_s - point.sync_s == pytest.approx(exact.step_s - exact.sync_s), "the gradient takes no longer"
     jobs[1].allocate((), 0, 1.0, 0.0)
-    assert interfere(jobs, 0.25) == jobs[:2], "neither has a neighbour any more"
+    assert interfere(jobs, 0.25, Fleet.even(3, 2)) == jobs[:2], "neither has a neighbour any more"
     assert jobs[0].ends_in_s() == pytest.approx(before[0])
 
 
