@@ -287,6 +287,7 @@ class Outer:
                 self.every = self._links[0][2].every or self.every
             if self.step_number >= self._round_step + self.every:
                 self._round_step = self.step_number
+                self._look_for_group()
                 self._show_step()
                 self._hear_answers()
                 self._report()
@@ -296,6 +297,14 @@ class Outer:
                         self._await_round()
             self._merge()
         self._stepped_s = time.monotonic()
+
+    def _look_for_group(self) -> None:
+        """Libraries form a group by RANK and WORLD_SIZE, and sum gradients in it at each step."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            size = torch.distributed.get_world_size()
+            if 1 < size == self.learners:
+                remedy = "submit with -g MIN:MAX --outer, where libraries find no ranks, or wrap the model by none"
+                self._complain(f"a process group of all {size} ranks is there, which may sum gradients too: {remedy}")
 
     def _show_step(self) -> None:
         """Newcomers begin at the step of the others."""

@@ -99,6 +99,21 @@ def test_ranks_on_two_nodes_train_apart_and_end_with_the_same_weights(swarm, she
     assert "--outer did nothing" not in err
 
 
+@pytest.mark.acceptance  # it imports torch six times
+def test_processes_that_torchrun_starts_on_each_node_are_learners_of_their_own(swarm, shell, train_venv, one_gpu_each):
+    (shell.folder / "train.py").write_text(APART)
+    (shell.folder / "swarm.toml").write_text("")
+    shape = ("--per-node", "--ranks", "2", "--gpus-per-rank", "1", "--exclude", "n1", "--outer", "every=4")
+    command = ("torchrun", "--nproc-per-node", "2", "train.py")
+    code, out, err = shell(
+        swarm, "run", "-n", "torchrun-apart", *shape, "--venv", train_venv, "--", *command, timeout_s=300
+    )
+    assert code == 0, err
+    told = re.findall(r"learner (\d) of 4: merged True each 4, weight (\S+)", out)
+    assert {learner for learner, _ in told} == {"0", "1", "2", "3"}, out
+    assert len({weight for _, weight in told}) == 1
+
+
 def test_missing_module_is_hinted_at_with_the_options_that_bring_it(swarm, shell):
     (shell.folder / "train.py").write_text("import no_such_framework\n")
     code, out, err = shell(swarm, "run", "--", "python3", "train.py")

@@ -356,3 +356,12 @@ def test_another_attempt_goes_on_from_the_outer_weights_and_at_the_tempo_of_its_
     first, second = ends
     assert first[0]["shown"] == first[1]["shown"] == first[0]["begun"][2]
     assert [each["begun"] for each in second] == [[7, 128, first[0]["shown"]]] * 2
+
+
+def test_one_who_sums_gradients_of_all_ranks_as_well_is_told_so(tmp_path, template, nodes):
+    group = "import torch.distributed\ntorch.distributed.init_process_group('gloo')\n"
+    with Gang(
+        tmp_path, template, [nodes().socket], 2, script=SCRIPT.replace("def tell", group + "def tell", 1)
+    ) as gang:
+        gang.ends()
+    assert "a process group of all 2 ranks is there" in gang.ranks[0].err.read_text()

@@ -52,10 +52,10 @@ tell(end=True, loss=loss.item(), weights=[each.flatten()[:4].tolist() for each i
 class Crowd:
     """Workers of one elastic job, each on a node of its own."""
 
-    def __init__(self, folder: Path, template: Template, width: int = 64) -> None:
-        self.folder, self.template, self.env = folder, template, {"SWARM_JOB_ID": JOB, "WIDTH": str(width)}
+    def __init__(self, folder: Path, template: Template, width: int = 64, script: str = SCRIPT, **env: str) -> None:
+        self.folder, self.template, self.env = folder, template, {"SWARM_JOB_ID": JOB, "WIDTH": str(width), **env}
         self.script, self.socket = folder / "train.py", folder
-        self.script.write_text(SCRIPT)
+        self.script.write_text(script)
         self.nodes: dict[str, Node] = {}
         self.workers: dict[str, Worker] = {}
         self.version = 0

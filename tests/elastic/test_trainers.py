@@ -1,5 +1,6 @@
 """Loops of other libraries whose workers join, leave and die: real processes, and the agent's own socket."""
 
+import contextlib
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.elastic.job import Job, Template, elastic_job, until
+from tests.elastic.test_outer_changes import Crowd
 from tests.elastic.testing import INTEGRATIONS, needs
 
 pytestmark = [*needs(INTEGRATIONS), pytest.mark.xdist_group("elastic-trainers")]
@@ -100,6 +102,87 @@ def test_a_rank_is_given_the_step_that_it_has_lost_and_the_others_have_done(
         check(job, 3, lost)  # until the library asks for the next batch its schedule has gone a step too far
         done = [line["step"] for line in job["c"].lines if "done" in line]
         assert set(range(1, STEPS + 1)).difference(done) == ({lost} if kind == "accelerate" else set())
+
+
+APART = """
+import json, os, time
+import torch
+import swarm_elastic
+
+EPOCHS, BATCH = 3, 8
+worker = int(os.environ["SWARM_WORKER"])
+torch.manual_seed(worker)
+points = [{"x": torch.randn(4), "labels": torch.ones(1) * index % 3} for index in range(160)]
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x, labels):
+        time.sleep(0.01)
+        return {"loss": torch.nn.functional.mse_loss(self.layer(x), labels)}
+
+def hugging_face(model, optimizer, loader):
+    from transformers import PrinterCallback, Trainer, TrainingArguments
+    arguments = TrainingArguments("out", num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH, report_to=[],
+                                  save_strategy="no", use_cpu=True, disable_tqdm=True, logging_strategy="no")
+    trainer = Trainer(model, arguments, train_dataset=points, optimizers=(optimizer, None))
+    trainer.remove_callback(PrinterCallback)
+    with swarm_elastic.Outer(model, optimizer, every=5) as outer:
+        trainer.train()
+    return outer
+
+def lightning(model, optimizer, loader):
+    import lightning.pytorch as pl
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.line = model
+        def training_step(self, batch, _):
+            return self.line(**batch)["loss"]
+        def configure_optimizers(self):
+            return optimizer
+    trainer = pl.Trainer(max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=False,
+                         enable_progress_bar=False, enable_model_summary=False)
+    with swarm_elastic.Outer(model, optimizer, every=5) as outer:
+        trainer.fit(Module(), loader)
+    return outer
+
+def accelerate(model, optimizer, loader):
+    from accelerate import Accelerator
+    accelerator = Accelerator(cpu=True)
+    prepared, stepped, batches = accelerator.prepare(model, optimizer, loader)
+    with swarm_elastic.Outer(model, optimizer, every=5) as outer:
+        for _ in range(EPOCHS):
+            for batch in batches:
+                loss = prepared(**batch)["loss"]
+                accelerator.backward(loss)
+                stepped.step()
+                stepped.zero_grad()
+    return outer
+
+model = Line()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+outer = globals()[os.environ["KIND"]](model, optimizer, torch.utils.data.DataLoader(points, batch_size=BATCH))
+told = {"steps": outer.step_number, "rounds": outer.status["shards"][0]["rounds"]}
+print(json.dumps({"end": model.layer.weight.flatten().tolist(), **told}), flush=True)
+"""
+
+
+def test_a_loop_of_another_library_trains_apart_with_one_line_more(
+    kind: str, tmp_path: Path, template: Template
+) -> None:
+    crowd = Crowd(
+        tmp_path, template, script=APART, KIND=kind, HOME=str(tmp_path), HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES=""
+    )
+    with contextlib.closing(crowd):
+        crowd.start("1", "2")
+        crowd.publish("1", "2")
+        assert [crowd.workers[name].ended() for name in "12"] == [0, 0], crowd.problems()
+        first, second = (crowd.workers[name].lines[-1] for name in "12")
+    assert first["end"] == second["end"]
+    assert first["steps"] == second["steps"] == 60
+    assert first["rounds"] > 3
 
 
 def test_by_the_environment_of_torchrun_the_library_makes_no_group_of_its_own(
