@@ -14,6 +14,7 @@ from swarmsched.ids import JobId, NodeId
 
 EVENTS_KEPT = 2_000
 KINDS = {
+    "aggregation.crowded": "A node has too many shards: it asks to have one hosted by another one.",
     "api.changed": "Somebody changed over HTTP what was there; `by`, `method`, `path` and `status` say who, and what.",
     "claim.failed": "A place that was kept for a waiting job is given up: it cannot be had, or is not wanted any more.",
     "claim.made": "A shepherd has owners keep a place for a job that does not fit yet, and may have others make room.",

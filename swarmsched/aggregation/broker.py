@@ -18,6 +18,7 @@ from swarmsched.aggregation.message import (
     LEASES_MOST,
     AggregationHosted,
     AggregationLease,
+    AggregationMove,
     AggregationQuote,
     AggregationQuoted,
     AggregationRelease,
@@ -34,6 +35,8 @@ RENEW_S = 5.0
 ASKED_AT_ONCE = 2
 ASKED_MOST = 9
 NOWHERE = AggregatorPlace()
+ANYBODY = (-1, NodeId(""))  # below all that a node says of itself
+START_S = 15.0  # that the aggregator of another host may take
 
 Candidates = Callable[[ShardLoad, float], Sequence[NodeId]]
 
@@ -45,6 +48,7 @@ class _Search:
     number: LeaseNumber
     until_s: float
     asked: dict[NodeId, AggregationQuoted | None]
+    above: tuple[int, NodeId]  # idle, and node: others are no better than who has it
     chosen: NodeId | None = None  # to whom the order went
     tried: list[NodeId] = field(default_factory=list)
     refusal: str = ""  # of the own node
@@ -79,7 +83,7 @@ class Broker:
         self._ranges: dict[RangeKey, _Range] = {}
         self._count = 0
         self._renew_s = math.inf
-        self.counters = dict.fromkeys(("placed", "refused", "lost"), 0)
+        self.counters = dict.fromkeys(("placed", "refused", "lost", "moved"), 0)
 
     # What ranks ask.
 
@@ -127,8 +131,12 @@ class Broker:
         effects: list[Effect] = []
         for shard in told.shards:
             each, search = self._search_of(shard.lease)
+            former: list[Effect] = []
             if each is not None and search is not None and search.chosen == sender:
-                self._take(each, sender, search.number)
+                if each.host is not None and not told.place.address:
+                    search.until_s = now_s + START_S  # its aggregator starts; the former host goes on meanwhile
+                    continue
+                former = self._take(each, sender, search.number)
             each = self._ranges.get(shard.lease.key)
             if each is None or each.host != sender or each.name != shard.lease:
                 effects += self._release(sender, shard.lease)
@@ -138,10 +146,18 @@ class Broker:
             if each.place != told.place:
                 each.place = told.place
                 effects += self._placed(each)
+            effects += former
         for name in told.lost:
             effects += self._lost(sender, name, now_s)
         self._renew_s = min(self._renew_s, now_s + RENEW_S)
         return effects
+
+    def move(self, sender: NodeId, told: AggregationMove, now_s: float) -> list[Effect]:
+        """A host has too much: it goes on until another one has the range, if any has more left than it."""
+        each = self._ranges.get(told.lease.key)
+        if each is None or each.host != sender or each.name != told.lease or each.search is not None:
+            return []
+        return self._look(each, now_s, above=(told.idle, sender))
 
     def undelivered(self, recipient: NodeId, message: object, now_s: float) -> list[Effect]:
         """As if it had been refused; what was asked for all the same ends by itself."""
@@ -187,16 +203,19 @@ class Broker:
 
     # Looking.
 
-    def _look(self, each: _Range, now_s: float) -> list[Effect]:
+    def _look(self, each: _Range, now_s: float, above: tuple[int, NodeId] = ANYBODY) -> list[Effect]:
         ended = self._end_search(each)
         self._count += 1
-        each.search = _Search((self._generation, self._count), now_s, {})
-        return [*ended, *self._ask(each, each.search, [self._me], now_s)]
+        each.search = _Search((self._generation, self._count), now_s, {}, above)
+        if each.host != self._me:
+            return [*ended, *self._ask(each, each.search, [self._me], now_s)]
+        each.search.tried.append(self._me)
+        return [*ended, *self._ask_others(each, each.search, now_s)]
 
     def _ask(self, each: _Range, search: _Search, nodes: Sequence[NodeId], now_s: float) -> list[Effect]:
         search.asked, search.until_s = dict.fromkeys(nodes), now_s + ANSWER_S
         search.tried += nodes
-        quote = AggregationQuote(LeaseName(each.order.key, search.number), each.order.plan, each.load)
+        quote = AggregationQuote(LeaseName(each.order.key, search.number), each.order.plan, each.load, *search.above)
         return [SendPeer(node, quote) for node in nodes]
 
     def _choose(self, each: _Range, search: _Search, now_s: float) -> list[Effect]:
@@ -213,7 +232,7 @@ class Broker:
         return [*others, SendPeer(search.chosen, AggregationLease(name, each.order, each.load))]
 
     def _ask_others(self, each: _Range, search: _Search, now_s: float) -> list[Effect]:
-        found = [node for node in self._candidates(each.load, now_s) if node not in search.tried]
+        found = [node for node in self._candidates(each.load, now_s) if node not in (*search.tried, each.host)]
         if not found or len(search.tried) >= ASKED_MOST:
             return self._give_up_looking(each, search)
         self._count += 1  # whoever answers late was asked for another one
@@ -222,6 +241,9 @@ class Broker:
         return self._ask(each, search, nodes, now_s)
 
     def _give_up_looking(self, each: _Range, search: _Search) -> list[Effect]:
+        if each.host is not None:
+            each.search = None  # it stays where it is
+            return []
         del self._ranges[each.order.key]
         self.counters["refused"] += 1
         others = len(search.tried) - 1
@@ -249,10 +271,13 @@ class Broker:
 
     # Leases.
 
-    def _take(self, each: _Range, host: NodeId, number: LeaseNumber) -> None:
-        """The lease is there."""
+    def _take(self, each: _Range, host: NodeId, number: LeaseNumber) -> list[Effect]:
+        """The lease is there; that of a former host ends once learners are told."""
+        former = self._release(each.host, each.name)
+        self.counters["moved"] += each.host is not None
         each.host, each.number, each.search, each.place = host, number, None, NOWHERE
         self.counters["placed"] += 1
+        return former
 
     def _lost(self, host: NodeId, name: LeaseName, now_s: float) -> list[Effect]:
         each, search = self._search_of(name)

@@ -3,7 +3,8 @@
 Offered are a quarter of the available memory, half of the link, and the cores that no job of this node has booked.
 Shards of a job that runs here are asked for by this node itself: they are refused for want of memory alone, since that
 job's ranks wait while its rounds are merged.  A lease is never broken: where jobs take the cores away, or rounds come
-to wait, the lender asks the shard's broker to have it hosted elsewhere.  A lease that nobody renews ends.
+to wait, the lender asks a shard's broker to have it hosted elsewhere, and goes on until that is done.  A lease that
+nobody renews ends.
 """
 
 import math
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from swarmsched.aggregation.message import (
     AggregationHosted,
     AggregationLease,
+    AggregationMove,
     AggregationQuote,
     AggregationQuoted,
     AggregationRelease,
@@ -22,8 +24,8 @@ from swarmsched.aggregation.message import (
     HostedShard,
     LeaseName,
 )
-from swarmsched.aggregation.packing import LOSS_MOST, Capacity, burst_s, idle, problem, wait_s
-from swarmsched.effects import DropShard, Effect, HostShard, SendPeer
+from swarmsched.aggregation.packing import LOSS_MOST, ROUNDING, Capacity, burst_s, idle, problem, wait_s
+from swarmsched.effects import Announce, DropShard, Effect, HostShard, SendPeer
 from swarmsched.events import AggregationRead
 from swarmsched.ids import NodeId
 from swarmsched.shards import AggregationRoom, RangeKey, ShardLoad, ShardOrder, ShardReading
@@ -35,6 +37,9 @@ LINK_SHARE = 0.5
 UNKNOWN_LINK_MBIT_S = 1_000  # where no driver tells a speed, and no operator
 NEW_WEIGHT = 0.3  # of a round in the average of those before it
 SHARDS_MAX = 256
+SLOW_ROUNDS = 5
+PAUSE_S = 60.0  # between two shards that are offered away: what one takes is known only when it is gone
+WORST = -1  # ranks below all: of a node that is to be left
 ROOM_STEP = AggregationRoom(100, 2**26, 2**22)  # so that what is told changes rarely
 
 
@@ -50,6 +55,7 @@ class _Lease:
     order: ShardOrder | None = None
     version: int = 0
     wait_s: float = 0.0
+    slow_rounds: int = 0  # in a row
     connected: int = 0
     rounds: int = 0  # that were known when it was looked at last
     cpu_s: float = 0.0
@@ -75,7 +81,8 @@ class Lender:
         self._offer = AggregationRead()
         self._link = 0.0
         self._leases: dict[RangeKey, _Lease] = {}
-        self.counters = dict.fromkeys(("granted", "refused", "expired"), 0)
+        self._offered_away_s = -math.inf
+        self.counters = dict.fromkeys(("granted", "refused", "expired", "offered_away"), 0)
 
     # What brokers ask.
 
@@ -146,11 +153,12 @@ class Lender:
             lease = self._leases.get(reading.key)
             if lease is not None:
                 _measure(lease, reading, now_s)
-        if told.place == before.place:
-            return []
         leased = [each for each in self._leases.values() if each.order is not None]
-        brokers = sorted({each.broker for each in leased})
-        return [e for broker in brokers for e in self._tell(broker, [each for each in leased if each.broker == broker])]
+        effects = self._offer_away(leased, now_s)
+        if told.place != before.place:
+            for broker in sorted({each.broker for each in leased}):
+                effects += self._tell(broker, [each for each in leased if each.broker == broker])
+        return effects
 
     def has_link(self, mbit_s: int) -> None:
         """How fast the network is over which ranks train, each way; 0: not known."""
@@ -255,6 +263,31 @@ class Lender:
         shards = tuple(HostedShard(each.name, each.load, each.version, each.wait_s) for each in leases)
         return [SendPeer(broker, AggregationHosted(self._offer.place, shards, tuple(lost)))] if shards or lost else []
 
+    def _offer_away(self, leased: Sequence[_Lease], now_s: float) -> list[Effect]:
+        """One shard, which takes the most, where this node has too many of them; and the next after a while."""
+        loads = self._loads()
+        capacity = self._capacity(loads)
+        moving, left, why = list(leased), idle([*loads.values()], capacity), ""
+        if not self._takes_work():
+            moving = [each for each in leased if each.broker != self._me]
+            left, why = WORST, "it takes no new work"
+        elif sum(each.cores for each in loads.values()) > capacity.cores + ROUNDING:
+            moving = [each for each in leased if each.broker != self._me]
+            why = "jobs have taken its cores"
+        elif any(each.slow_rounds >= SLOW_ROUNDS for each in leased):
+            why = f"rounds wait for more than {LOSS_MOST:.0%} of their periods"
+        if not why or not moving or now_s < self._offered_away_s + PAUSE_S:
+            return []
+        self._offered_away_s = now_s
+        for each in leased:
+            each.slow_rounds = 0
+        largest = max(moving, key=lambda each: (burst_s(each.load, capacity) / each.load.period_s, str(each.name.key)))
+        self.counters["offered_away"] += 1
+        key = largest.name.key
+        text = f"{self._me} asks to have the range {key} hosted by another node: {why}"
+        told = Announce("aggregation.crowded", text, job_id=key.job_id, node=self._me)
+        return [told, SendPeer(largest.broker, AggregationMove(largest.name, left))]
+
     def _end(self, lease: _Lease) -> list[Effect]:
         del self._leases[lease.name.key]
         return [DropShard(lease.name.key)] if lease.order is not None else []
@@ -291,6 +324,8 @@ def _measure(lease: _Lease, reading: ShardReading, now_s: float) -> None:
         )
         lease.load = _blended(lease.load, measured) if lease.load.is_measured else measured
         lease.wait_s = reading.wait_s
+        is_slow = reading.wait_s > LOSS_MOST * lease.load.period_s
+        lease.slow_rounds = lease.slow_rounds + count if is_slow else 0
     lease.rounds, lease.cpu_s, lease.link_bytes = reading.rounds, reading.cpu_s, reading.link_bytes
     lease.since_s = now_s
 

@@ -80,3 +80,10 @@ class AggregationRelease(Value):
     """Broker to a lender: these are not wanted any more."""
 
     leases: LeaseNames
+
+
+class AggregationMove(Value):
+    """Lender to broker: have it hosted elsewhere, by who ranks above `(idle, node)`; it stays until that is done."""
+
+    lease: LeaseName
+    idle: I32  # in thousandths

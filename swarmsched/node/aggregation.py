@@ -9,6 +9,7 @@ from swarmsched.aggregation.lender import Lender
 from swarmsched.aggregation.message import (
     AggregationHosted,
     AggregationLease,
+    AggregationMove,
     AggregationQuote,
     AggregationQuoted,
     AggregationRelease,
@@ -52,6 +53,7 @@ class AggregationDesk:
             TaskExited: lambda event, clock: broker.give_up(event.key),
             AggregationQuoted: lambda event, clock: broker.quoted(event.sender, event.message, clock.now_s),
             AggregationHosted: lambda event, clock: broker.hosted(event.sender, event.message, clock.now_s),
+            AggregationMove: lambda event, clock: broker.move(event.sender, event.message, clock.now_s),
             PeerSendFailed: lambda event, clock: broker.undelivered(event.recipient, event.message, clock.now_s),
             MemberChanged: self._member_changed,
             AggregationQuote: lambda event, clock: lender.quote(event.sender, event.message, clock.now_s),

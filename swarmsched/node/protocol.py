@@ -6,6 +6,7 @@ Numbers are never used again for another message.  Gossip datagrams have their o
 from swarmsched.aggregation.message import (
     AggregationHosted,
     AggregationLease,
+    AggregationMove,
     AggregationQuote,
     AggregationQuoted,
     AggregationRelease,
@@ -86,6 +87,7 @@ PEER_KINDS: dict[int, type] = {
     103: AggregationHosted,
     104: AggregationRenewal,
     105: AggregationRelease,
+    106: AggregationMove,
 }
 PEER_CODEC = Codec(PEER_KINDS)
 

@@ -55,7 +55,7 @@ from swarmsched.node.node import Node
 from swarmsched.node.urgency import Urgency
 from swarmsched.policies.registry import plan_anyway
 from swarmsched.resources import NodeResources
-from swarmsched.shards import AggregatorPlace, RangeKey, ShardOrder
+from swarmsched.shards import AggregatorPlace, RangeKey, ShardOrder, ShardReading
 from swarmsched.simulator.chance import stream
 from swarmsched.simulator.clock import START_UTC_S, HostClock
 from swarmsched.simulator.disk import Disk
@@ -141,6 +141,7 @@ class Host:
         self.plan_s = PLAN_S  # until its planner answers
         self.make_plan: MakePlan = plan_anyway
         self.planner_fails = False
+        self.hosted: dict[RangeKey, int] = {}  # rounds by range, of the aggregator that lives
         watch = (self._commit, self._task_changed, attempts)
         self.tasks = TaskModel(loop, address[0], self.post, behaviour, self.clock, *watch)
         self._seeds = seeds
@@ -250,6 +251,7 @@ class Host:
         if self._writing and not self.storage.is_full(self.loop.now_s) and self._rng.random() < WRITE_SURVIVES_RATIO:
             self.storage.write(self._writing)
         self.node = None
+        self.hosted.clear()
         self._life += 1
         self._writing, self._backlog, self._paused_since_s = [], [], None
         self._wake_at_s = math.inf
@@ -401,7 +403,7 @@ class Host:
             self.post(ResourcesRead(self.resources))
             if not self.is_witness:
                 place = AggregatorPlace(f"{self.address[0]}:{FIRST_AGGREGATOR_PORT + life}")
-                self.post(AggregationRead(place, self.available_bytes))
+                self.post(AggregationRead(place, self.available_bytes, self._readings()))
             self.loop.post_later(TELEMETRY_PERIOD_S, self._read_telemetry, life)
 
     # --- effects
@@ -459,7 +461,11 @@ class Host:
                 self._reply(request_id, reply)
             case Announce():
                 self.history.append((self.loop.now_s, effect))
-            case HostShard() | DropShard() | ShardPlaced():
+            case HostShard(order):
+                self.hosted[order.key] = self.hosted.get(order.key, 0)
+            case DropShard(key):
+                self.hosted.pop(key, None)
+            case ShardPlaced():
                 pass  # checkers see it
             case _:
                 assert isinstance(effect, TaskEffect), f"{effect} was not performed"
@@ -498,6 +504,15 @@ class Host:
         if order.spec.is_resizable and not order.is_worker:
             estimate = simulated_estimate(task, checkpoint_number(checkpoint))
             self.post(TaskEstimated(*task.key.of_attempt, estimate, task.global_batch))
+
+    def _readings(self) -> tuple[ShardReading, ...]:
+        """A round each time; where several ranges are hosted, those of some jobs come to wait for the others."""
+        told = []
+        for key in self.hosted:
+            count = self.hosted[key] = self.hosted[key] + 1
+            waits_s = TELEMETRY_PERIOD_S if len(self.hosted) > 1 and sum(key.job_id.encode()) % 2 else 0.0
+            told.append(ShardReading(key, count, count, 0.01 * count, 1_000 * count, waits_s, 2))
+        return tuple(told)
 
     def _ask_for_host(self, task: RunningTask) -> None:
         """As ranks do that train apart, again and again, whether or not an agent hears it."""

@@ -109,7 +109,7 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
                 shards=[SimpleNamespace(load=SimpleNamespace(memory_bytes=100))] * 3,
                 counters={"granted": 5, "refused": 6},
             ),
-            broker=SimpleNamespace(away_count=4),
+            broker=SimpleNamespace(away_count=4, counters={"moved": 7}),
         ),
         faults=Faults(),
         udp=SimpleNamespace(counters=Counter(), drops=SimpleNamespace(counters=Counter())),
@@ -152,6 +152,7 @@ def test_what_the_stores_take_is_told_once_they_know_it():
     assert samples(page(source), "swarm_aggregation_booked_bytes") == {(): 300}
     assert samples(page(source), "swarm_aggregation_shards_away") == {(): 4}
     assert samples(page(source), "swarm_aggregation_leases_total") == {("granted",): 5, ("refused",): 6}
+    assert samples(page(source), "swarm_aggregation_ranges_total") == {("moved",): 7}
     assert samples(page(source), "swarm_aggregation_starts_total") == {(): 2}
     assert samples(page(source), "swarm_log_writers_waiting") == {(): 2}
     assert samples(page(source), "swarm_log_store_bytes") == {(): 30}

@@ -175,11 +175,16 @@ def _store_families(agent: Agent) -> Iterator[Metric]:
     text = "Memory that is booked for the ranges that are held here."
     booked_bytes = sum(each.load.memory_bytes for each in lender.shards)
     yield GaugeMetricFamily("swarm_aggregation_booked_bytes", text, value=booked_bytes)
-    text = "Leases of room for ranges: granted, refused, and expired because nobody renewed them."
+    text = "Leases of room for ranges here: granted, refused, expired, offered away as there are too many."
     leases = CounterMetricFamily("swarm_aggregation_leases", text, labels=("outcome",))
     for outcome, count in lender.counters.items():
         leases.add_metric((outcome,), count)
     yield leases
+    text = "Ranges that ranks of this node have asked for: placed, refused, lost by their hosts, moved to others."
+    ranges = CounterMetricFamily("swarm_aggregation_ranges", text, labels=("outcome",))
+    for outcome, count in broker.counters.items():
+        ranges.add_metric((outcome,), count)
+    yield ranges
     text = "Starts of the aggregator of this node: more than one while ranges were held mean that it has died."
     yield CounterMetricFamily("swarm_aggregation_starts", text, value=agent.tasks.aggregation.starts)
 

@@ -5,6 +5,7 @@ The names are stable; `NAMES` says what each one means.
 
 from collections.abc import Sequence
 
+from swarmsched.aggregation.message import AggregationMove
 from swarmsched.api import JobState
 from swarmsched.authority.message import ContactAnswered, TaskStanding
 from swarmsched.commands import CommitCheckpoint, JobAccepted, Refused, SubmitJob
@@ -53,6 +54,7 @@ NAMES = {
     "yield happened": "a shepherd gave up an undecided hold for another job",
     "claim used": "a job started on GPUs that it had claimed",
     "range hosted by another node": "a node hosts a range for an attempt that has no process there",
+    "range moved": "a host asked to have a range hosted elsewhere, since rounds had come to wait",
     "stale record of an ended job dropped": "a holder that knew a job open heard that it is past its retention",
 }
 
@@ -71,6 +73,7 @@ class Sometimes(Checker):
         "claim.used",
         "job.over",
         HostShard,
+        AggregationMove,
     )
 
     def __init__(self, decided: DecidedRecords) -> None:
@@ -99,6 +102,7 @@ class Sometimes(Checker):
             self._replied(host, effect)
         elif isinstance(effect, SendPeer):
             answer = effect.message
+            self._count("range moved", isinstance(answer, AggregationMove))
             self._count("checkpoint refused as stale", isinstance(answer, CheckpointAnswer) and not answer.is_committed)
         elif isinstance(effect, HostShard):
             here = {task.key.of_attempt for task in host.tasks.running}

@@ -13,6 +13,7 @@ from swarmsched.aggregation.lender import HOLD_S, LEASE_S, MEMORY_SHARE, Lender
 from swarmsched.aggregation.message import (
     AggregationHosted,
     AggregationLease,
+    AggregationMove,
     AggregationQuote,
     AggregationQuoted,
     AggregationRelease,
@@ -115,6 +116,8 @@ class Market:
                 effects = lender.renew(sender, message, self.now_s)
             case AggregationRelease():
                 effects = lender.release(sender, message)
+            case AggregationMove():
+                effects = broker.move(sender, message, self.now_s)
             case AggregationQuoted():
                 effects = broker.quoted(sender, message, self.now_s)
             case _:
@@ -133,7 +136,7 @@ def test_the_own_node_hosts_what_it_has_room_for_and_nobody_else_is_asked():
     assert market.hosts(order().key) == [N0]
     assert market.places[TASK, 0].place.address == "n0:1"
     assert market.sent[AggregationQuote] == 1
-    assert market.lenders[N0].counters == {"granted": 1, "refused": 0, "expired": 0}
+    assert market.lenders[N0].counters == {"granted": 1, "refused": 0, "expired": 0, "offered_away": 0}
 
 
 def test_without_room_two_others_are_asked_and_the_fullest_that_suffices_hosts_it():
@@ -312,3 +315,100 @@ def test_what_a_shard_takes_is_measured_round_by_round():
     assert (told.version, told.wait_s, told.connected, told.broker, told.size) == (8, 0.25, 2, N0, MIB)
     market.read(N0, ShardReading(order().key, 1, 1, 0.1, 1, 0.0, 0))
     assert market.lenders[N0].shards[0].load == told.load, "another life of the aggregator counts from nothing"
+
+
+def slow(market: Market, name: NodeId, wanted: ShardOrder, rounds: Sequence[int], wait_s: float = 3.0) -> None:
+    """A reading each 5 s, after so many rounds, of which the last has waited that long."""
+    for count_ in rounds:
+        market.read(name, ShardReading(wanted.key, count_, count_, 0.5 * count_, 1_000 * count_, wait_s, 2))
+        market.run(market.now_s + 5)
+
+
+def test_where_rounds_wait_the_largest_shard_goes_to_who_has_more_left_and_serves_until_that_has_it():
+    market = Market([0, 100, 100])
+    big, small = order(size=2 * MIB), order(start=1)
+    market.want(N0, big)
+    market.run(5)
+    first = market.hosts(big.key)[0]
+    others = [name for name in (N1, N2) if name != first]
+    market.away.update(others)  # so that the second comes to the same
+    market.want(N0, small)
+    market.run(15)
+    market.away.clear()
+    assert market.hosts(small.key) == [first]
+    slow(market, first, big, range(1, 8))
+    assert market.lenders[first].counters["offered_away"] == 1
+    assert market.hosts(big.key) == others
+    assert market.places[TASK, 0].place.address == f"{others[0]}:1"
+    assert market.hosts(small.key) == [first]
+    slow(market, first, small, range(8, 18))
+    assert market.lenders[first].counters["offered_away"] == 1, "a pause shows what the first has brought"
+
+
+def test_rounds_that_wait_now_and_then_or_for_a_moment_move_nothing():
+    market = Market([0, 100, 100])
+    market.want(N0, order())
+    market.run(5)
+    host = market.hosts(order().key)[0]
+    slow(market, host, order(), range(1, 20), wait_s=0.3)
+    for count_ in range(20, 40, 4):
+        slow(market, host, order(), range(count_, count_ + 3))
+        slow(market, host, order(), [count_ + 3], wait_s=0.0)
+    assert market.lenders[host].counters["offered_away"] == 0
+
+
+def test_a_shard_stays_where_it_is_when_nobody_is_better_and_two_nodes_do_not_pass_it_to_and_fro():
+    market = Market([0, 100, 100])
+    market.want(N0, order())
+    market.run(5)
+    for name in (N1, N2):
+        taken = LeaseName(order(job="other").key, (1, 1))
+        market.away.add(NodeId("n9"))
+        loads = replace(order(job="other").load, cpu_s=2.0)
+        market.perform(
+            name, market.lenders[name].lease(NodeId("n9"), AggregationLease(taken, order(job="other"), loads), 5.0)
+        )
+    seen = []
+    for start in range(1, 60, 12):
+        slow(market, market.hosts(order().key)[0], order(), range(start, start + 12))
+        seen += market.hosts(order().key)
+    assert len(seen) == 5
+    assert len(set(seen[1:])) == 1, seen
+
+
+def test_a_node_that_drains_has_strangers_move_and_keeps_its_own():
+    market = Market([100, 100, 100])
+    works = {"yes": True}
+    market.lenders[N1] = Lender(N1, lambda: 8, lambda: works["yes"])
+    market.lenders[N1].has_link(0)
+    market.read(N1)
+    market.rooms[N0] = 0
+    market.read(N0)
+    market.away.add(N2)
+    other = TaskKey(JobId("j2"), 1)
+    market.want(N0, order())
+    market.want(N1, order(job="j2"), other)
+    market.run(10)
+    assert (market.hosts(order().key), market.hosts(order(job="j2").key)) == ([N1], [N1])
+    market.away.clear()
+    works["yes"] = False
+    market.read(N1)
+    market.run(15)
+    assert (market.hosts(order().key), market.hosts(order(job="j2").key)) == ([N2], [N1])
+
+
+def test_a_host_whose_aggregator_starts_slowly_gets_a_moved_shard_only_when_it_is_there():
+    market = Market([0, 100, 100])
+    market.want(N0, order())
+    market.run(5)
+    first = market.hosts(order().key)[0]
+    (second,) = {N1, N2} - {first}
+    given = int(100 * MIB / MEMORY_SHARE)
+    market.perform(second, market.lenders[second].read(AggregationRead(memory_bytes=given), 5.0))
+    slow(market, first, order(), range(1, 7), wait_s=3.0)
+    assert sorted(market.hosts(order().key)) == [N1, N2]
+    assert market.places[TASK, 0].place.address == f"{first}:1"
+    market.read(second)
+    market.run(market.now_s + 1)
+    assert market.hosts(order().key) == [second]
+    assert market.places[TASK, 0].place.address == f"{second}:1"

@@ -56,12 +56,12 @@ NOTICED = {
 
 NOTICED_LAST = {
     "no-epoch-check": 6,
-    "unilateral-withdrawal": 18,
+    "unilateral-withdrawal": 20,
     "wall-clock-leases": 112,
     "checkpoint-by-rename": 19,
     "no-thaw": 6,
     "no-tombstones": 14,
-    "unnamed-newcomers": 14,
+    "unnamed-newcomers": 23,
     "parts-again": 5,
     "lost-node-forgotten": 34,
     "lost-connection-kept": 13,

@@ -17,7 +17,7 @@ from swarmsched.wire.codec import decode_value
 from tests.swarmsched.wire.released import CODECS, HERE, STORED, Layout, Released, encoded, layout, readers, sample
 
 NO_ROOM_TOLD = "goes to nodes whose records tell room for aggregation alone, and to those that have asked"
-NEW_KINDS: dict[str, str] = dict.fromkeys([f"peer {number}" for number in range(100, 106)], NO_ROOM_TOLD)
+NEW_KINDS: dict[str, str] = dict.fromkeys([f"peer {number}" for number in range(100, 107)], NO_ROOM_TOLD)
 """Messages, as `peer 100`, of which the released version knows nothing, and why it does no harm that it drops them."""
 NEW_VALUES: dict[str, str] = {}
 """Values, as `swarmsched.api.EndReason value`, that it does not know, and why it is told none."""
