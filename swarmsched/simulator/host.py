@@ -124,7 +124,9 @@ class Host:
         is_witness: bool = False,
         retained_jobs: int = RETAINED_JOBS,
         attempts: ElasticAttempts | None = None,
+        gives_room: bool = False,
     ) -> None:
+        """`gives_room`: to shards of aggregation."""
         self.node_id = node_id
         self.address = address
         self.resources = resources  # may be replaced; read every TELEMETRY_PERIOD_S
@@ -149,7 +151,7 @@ class Host:
         self._surroundings = surroundings
         self._make_node = make_node
         self.is_witness = is_witness
-        self._retained_jobs = retained_jobs
+        self._retained_jobs, self._gives_room = retained_jobs, gives_room
         self._stepped, self._performed = hooks(observers, "stepped"), hooks(observers, "performed")
         self._on_start, self._on_crash = hooks(observers, "agent_started"), hooks(observers, "agent_crashed")
         self._on_wipe, self._on_task = hooks(observers, "disk_wiped"), hooks(observers, "task_changed")
@@ -401,7 +403,7 @@ class Host:
     def _read_telemetry(self, life: int) -> None:
         if life == self._life:
             self.post(ResourcesRead(self.resources))
-            if not self.is_witness:
+            if self._gives_room and not self.is_witness:
                 place = AggregatorPlace(f"{self.address[0]}:{FIRST_AGGREGATOR_PORT + life}")
                 self.post(AggregationRead(place, self.available_bytes, self._readings()))
             self.loop.post_later(TELEMETRY_PERIOD_S, self._read_telemetry, life)

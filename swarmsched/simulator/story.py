@@ -245,6 +245,7 @@ class Story:
             witnesses=[name for name, gpus in shapes.items() if gpus == WITNESS],
             gpu_counts=shapes,
             callbacks_most=CALLBACKS_MOST + CALLBACKS_OF_NODE * plan.nodes,
+            gives_room=True,
         )
         self.clients = Users(self.swarm)
         self.injector = Injector(self.swarm)

@@ -47,7 +47,7 @@ class SimulatedSwarm:
     """`node_count` machines named n000, n001, ...; the same seed and faults give the same history.
 
     `behaviour` says how long ranks run and how they end.  Observers see every step.  `make_parts` makes a node's parts
-    from its machine's clock; without it nodes are made by `make_node`.
+    from its machine's clock; without it nodes are made by `make_node`.  `gives_room`: machines host shards.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class SimulatedSwarm:
         retained_jobs: int = RETAINED_JOBS,
         gpu_counts: Mapping[NodeId, int] | None = None,
         callbacks_most: int = CALLBACKS_MOST,
+        gives_room: bool = False,
     ) -> None:
         self.seed = seed
         self._observers, self._behaviour, self._make_clock = observers, behaviour, make_clock
@@ -102,6 +103,7 @@ class SimulatedSwarm:
                 is_witness=name in witnesses,
                 retained_jobs=retained_jobs,
                 attempts=attempts,
+                gives_room=gives_room,
             )
             for name in names
         }

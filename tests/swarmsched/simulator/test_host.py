@@ -6,7 +6,7 @@ import pytest
 from swarmsched.api import JobSpec
 from swarmsched.effects import Announce, Persist, SendDatagram, StartTask
 from swarmsched.errors import StorageError
-from swarmsched.events import AggregationRead, LoopLagged, ResourcesRead, TasksFound, TimerFired
+from swarmsched.events import LoopLagged, ResourcesRead, TasksFound, TimerFired
 from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM
 from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import NodeResources, Share
@@ -79,7 +79,7 @@ def said(host: Host) -> list[str]:
 def test_an_agent_starts_with_its_disk_its_tasks_and_a_reading():
     host, loop, _ = make_host()
     loop.run_for(0.0)
-    assert [type(event) for event in host.node.seen] == [TasksFound, ResourcesRead, AggregationRead]
+    assert [type(event) for event in host.node.seen] == [TasksFound, ResourcesRead]
     loop.run_for(11.0)
     assert [type(event) for event in host.node.seen].count(ResourcesRead) == 3
 
