@@ -61,7 +61,7 @@ class _Reader(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         board = cast("_Server", self.server).board
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, LookupError, RecursionError):
             asked = json.loads(self.rfile.readline(REQUEST_BYTES_MAX))
             if isinstance(asked, list) and hmac.compare_digest(str(asked[0]).encode(), board.secret.encode()):
                 self.wfile.write(json.dumps(board.text(str(asked[1]))).encode() + b"\n")

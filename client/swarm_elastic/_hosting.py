@@ -6,7 +6,6 @@ hosted anew before the former host gives it up, or without it: the new shard has
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
@@ -17,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from swarm_elastic._commits import AWAY_S, VERSION
+from swarm_elastic._plan import hosts_of
 from swarm_elastic._roster import LearnerPlan, LearnerRoster
 from swarm_elastic._shard_link import ShardPlace
 
@@ -119,28 +119,9 @@ class Hosting:
         return {**who, **self._told, **what, **every, "key": plan.key, "known": ""}
 
 
-def hosts_of(count: int, learners: Sequence[str]) -> list[str]:
-    """Of each range the learner whose agent hosts it.
-
-    Each takes an equal share, and a range stays where it is as far as that allows: of those with room left it goes to
-    the one that a hash of both names puts first.
-    """
-    room = dict.fromkeys(learners, -(-count // len(learners)))
-    hosts = []
-    for index in range(count):
-        found = max((each for each in learners if room[each]), key=lambda each: _score(index, each))
-        room[found] -= 1
-        hosts.append(found)
-    return hosts
-
-
 def _start(name: str, act: Callable[[int, LearnerPlan], None], index: int, plan: LearnerPlan) -> None:
     """In a thread that the process's end does not wait for: agents answer late."""
     threading.Thread(target=act, name=name, args=(index, plan), daemon=True).start()
-
-
-def _score(index: int, learner: str) -> bytes:
-    return hashlib.sha256(f"{index}/{learner}".encode()).digest()
 
 
 def _exchange(request: Mapping[str, Any]) -> dict[str, Any] | None:

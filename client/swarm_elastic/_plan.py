@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from swarm_elastic._arguments import shown
@@ -57,6 +59,21 @@ class GangPlan(NamedTuple):
         return self.workers.index(worker) if worker in self.workers else -1
 
 
+def hosts_of(count: int, learners: Sequence[str]) -> list[str]:
+    """Of each range the learner whose agent hosts it.
+
+    Each takes an equal share, and a range stays where it is as far as that allows: of those with room left it goes to
+    the one that a hash of both names puts first.
+    """
+    room = dict.fromkeys(learners, -(-count // len(learners)))
+    hosts = []
+    for index in range(count):
+        found = max((each for each in learners if room[each]), key=lambda each: _score(index, each))
+        room[found] -= 1
+        hosts.append(found)
+    return hosts
+
+
 def parse(value: object) -> GangPlan:
     """The plan that an agent sent as JSON.  Raises `PlanInvalid`."""
     if not isinstance(value, dict):
@@ -96,3 +113,7 @@ def _member(value: object) -> PlanMember:
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise PlanInvalid(f"address of {worker} must be host:port, not {shown(address)}; take it from its request")
     return PlanMember(worker, f"{host}:{port}", secret)
+
+
+def _score(index: int, learner: str) -> bytes:
+    return hashlib.sha256(f"{index}/{learner}".encode()).digest()
