@@ -90,6 +90,7 @@ class Outer:
         self._on_change = on_change
         self._hook: Any = None
         self._due = -1  # the step in which a round is to be merged
+        self._merged_step, self._is_behind = 0, False
         self._asked: list[ShardLink] = []  # the shards that have the last contribution
         self._asked_s = self._due_s = 0.0  # since when, and when their answers were due
         self._round_step = 0  # of the last round that began
@@ -291,6 +292,8 @@ class Outer:
                 self._show_step()
                 self._hear_answers()
                 self._report()
+                # The others had their round a moment ago.  Waiting for their next one would make it later still.
+                self._is_behind = self.step_number - self._merged_step < (self.every - self.overlap) // 2
                 if self._contribute():
                     self._due = self.step_number + self.overlap
                     if not self.overlap:
@@ -331,8 +334,9 @@ class Outer:
         counted_s = [link.counted_s for link in self._asked]
         if counted_s and min(counted_s) >= self._asked_s:
             late_s = max(counted_s) - self._due_s
-            self._patience.answered(late_s)
-            self._cost_s = max(0.0, late_s) + self._given_s
+            if not self._is_behind:  # how soon the others come again says nothing of how long a round takes
+                self._patience.answered(late_s)
+                self._cost_s = max(0.0, late_s) + self._given_s
             self._asked = []
 
     def _report(self) -> None:
@@ -349,7 +353,8 @@ class Outer:
 
     def _await_round(self) -> None:
         self._due_s = time.monotonic()
-        self._wait(self._asked, self._patience.limit_s(self.every))
+        if not self._is_behind:
+            self._wait(self._asked, self._patience.limit_s(self.every))
         self._waited_s += time.monotonic() - self._due_s
 
     def _wait(self, links: list[ShardLink], limit_s: float) -> None:
@@ -364,6 +369,7 @@ class Outer:
             moved = link.take_moved()
             if moved is not None:
                 self._write(start, stop, moved, is_added=True)
+                self._merged_step = self.step_number
 
     def _now(self) -> torch.Tensor:
         """This rank's weights, one after another, in float32 on the host."""

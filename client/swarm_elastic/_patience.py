@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-STEPS = 1.5
-RATIO = 3.0  # of how late answers usually are
+STEPS = 1.5  # that a round which never comes may cost, beside what one usually takes
 LIMIT_S = 30.0
 REMEMBERED = 15
 COST_MOST = 1e9  # as shards have it
@@ -39,8 +38,10 @@ class Patience:
     def limit_s(self, every: int) -> float:
         """However long others take, a round of so many steps costs no more than this; what comes later is merged then.
 
-        Answers are usually late by what the network and the slowest of a quorum take.  To wait for longer than the
-        steps of a round last would be slower than to do without.
+        Answers are usually late by what the network and the slowest of a quorum take.  One that is late by half of a
+        round missed its own, and came with the next: it says nothing of how long a round takes.
         """
-        usual_s = median(self._answers) if self._answers else 0.0
-        return min(max(STEPS * self.step_s, RATIO * usual_s), every * self.step_s, LIMIT_S)
+        round_s = every * self.step_s
+        in_time = [each for each in self._answers if each <= round_s / 2]
+        usual_s = median(in_time) if in_time else 0.0
+        return min(usual_s + STEPS * self.step_s, round_s, LIMIT_S)

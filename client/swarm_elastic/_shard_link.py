@@ -38,6 +38,9 @@ AGAIN_S, AGAIN_MOST_S = 0.2, 2.0
 PASSING = ("OLD_PLAN", "UNHEARD_PLAN", "NO_WEIGHTS", "TOO_OLD", "COUNTED")
 """Objections that come with changes and go by themselves; all others are told to people."""
 
+ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""As other connections do: the shard ended in the middle of it."""
+
 
 class ShardPlace(NamedTuple):
     """Where a shard is served."""
@@ -200,7 +203,7 @@ class ShardLink:
                     pause_s = AGAIN_S
                     self._converse()
             except (OSError, ValueError) as error:
-                if isinstance(error, ssl.SSLError):
+                if isinstance(error, ssl.SSLError) and not isinstance(error, ENDED):
                     self._complain(f"a shard cannot be talked to: {error}")
             except Exception as error:  # noqa: BLE001  # without this thread there would be no rounds, and nobody told why
                 self._complain(f"a shard is connected to anew, after {type(error).__name__}: {error}")

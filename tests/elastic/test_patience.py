@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from swarm_elastic._patience import LIMIT_S, RATIO, STEPS, Patience
+from swarm_elastic._patience import LIMIT_S, STEPS, Patience
 
 EVERY = 16
 
@@ -17,18 +17,23 @@ def patience(step_s: float, *answers_s: float) -> Patience:
     return found
 
 
-def test_it_is_one_and_a_half_steps_until_rounds_are_known_to_take_longer():
+def test_it_is_one_and_a_half_steps_longer_than_rounds_usually_take():
     assert patience(0.1).limit_s(EVERY) == pytest.approx(STEPS * 0.1)
-    assert patience(0.1, 0.01).limit_s(EVERY) == pytest.approx(STEPS * 0.1)
-    assert patience(0.1, 0.2).limit_s(EVERY) == pytest.approx(RATIO * 0.2)
-    assert patience(0.1, 0.2, 0.2, 60.0).limit_s(EVERY) == pytest.approx(RATIO * 0.2)
+    assert patience(0.1, 0.2).limit_s(EVERY) == pytest.approx(0.2 + STEPS * 0.1)
+    assert patience(0.1, 0.2, 0.2, 60.0).limit_s(EVERY) == pytest.approx(0.2 + STEPS * 0.1)
 
 
 def test_it_is_never_longer_than_the_steps_of_a_round_or_half_a_minute():
-    assert patience(0.1, 60.0).limit_s(EVERY) == pytest.approx(EVERY * 0.1)
-    assert patience(0.1, 60.0).limit_s(1) == pytest.approx(0.1)
+    assert patience(0.1, 0.05).limit_s(1) == pytest.approx(0.1)
     assert patience(10.0, 60.0).limit_s(EVERY) == LIMIT_S
     assert Patience().limit_s(EVERY) == 0.0
+
+
+def test_rounds_that_were_missed_make_it_no_longer():
+    """Their answers came with the next round, most of a round later."""
+    period_s = EVERY * 0.1
+    assert patience(0.1, 0.02, period_s, period_s, period_s).limit_s(EVERY) == pytest.approx(0.02 + STEPS * 0.1)
+    assert patience(0.1, period_s).limit_s(EVERY) == pytest.approx(STEPS * 0.1)
 
 
 @pytest.mark.parametrize("seed", range(20))
