@@ -19,7 +19,7 @@ from swarmsched.errors import AgentUnreachable
 from tests.agent.testing import PATIENCE_S, RunningAgent, wait_until_sync
 from tests.chaos.history import Beat
 from tests.chaos.view import BEAT, BEATS, TICKET_KEYS, View, beat_command, up_file
-from tests.testbed.netns import Host, Network
+from tests.testbed.netns import Cables, Host, Network
 
 PORT = 7433
 SEEDS = 2
@@ -309,6 +309,7 @@ def start_machines(
     settings: dict[str, object] | None = None,
     disks: dict[str, Path],
     has_debians_hosts: bool = False,
+    cables: Cables | None = None,
 ) -> Iterator[Swarm]:
     """Machines n1, n2... with one key and token, joined through the first two.
 
@@ -320,7 +321,7 @@ def start_machines(
         (base / secret).touch(0o600)
         (base / secret).write_text(generate_key())
     with ExitStack() as stack:
-        network = stack.enter_context(Network.build(count))
+        network = stack.enter_context(Network.build(count, cables))
         seeds = [f"{host.address}:{PORT}" for host in network.hosts[:SEEDS]]
         machines = {}
         for index, host in enumerate(network.hosts):

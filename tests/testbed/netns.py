@@ -18,12 +18,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 SUBNETS = 512
 HOSTS_MAX = 250
@@ -31,6 +33,7 @@ ROOT_OCTET = 254
 NAMESPACES = Path("/run/netns")
 END_TIMEOUT_S = 20.0
 PROGRAMS = ("ip", "nft", "nsenter")
+CABLE = Path(__file__).with_name("cable.py")
 
 RULES = """
 table inet faults {
@@ -56,6 +59,13 @@ def run(*words: str, text: str | None = None) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
+
+
+class Cables(NamedTuple):
+    """What joins each host to the switch: two of them are between two hosts, in each direction."""
+
+    mbit_s: float
+    delay_ms: float
 
 
 @dataclass(frozen=True)
@@ -120,8 +130,8 @@ class Network:
 
     @classmethod
     @contextmanager
-    def build(cls, count: int) -> Iterator["Network"]:
-        """A network for the time of a block; at its end every process in it is killed."""
+    def build(cls, count: int, cables: Cables | None = None) -> Iterator["Network"]:
+        """A network for the time of a block; at its end every process in it is killed.  Without cables it is fast."""
         assert 1 <= count <= HOSTS_MAX, count
         with ExitStack() as stack:
             number = stack.enter_context(_free_subnet())
@@ -129,7 +139,11 @@ class Network:
             remove(prefix)
             stack.callback(remove, prefix)
             network = cls(prefix, f"198.{18 + number // 256}.{number % 256}", count)
-            network._raise()
+            network._raise_switch()
+            if cables is not None:
+                stack.enter_context(network._laid(cables))
+            for host in network.hosts:
+                network._add(host, is_laid=cables is not None)
             yield network
 
     def drop(self, receiver: Host, senders: Sequence[Host]) -> None:
@@ -157,7 +171,7 @@ class Network:
         for host in self.hosts:
             run(*host.command("nft", "flush", "table", "inet", "faults"))
 
-    def _raise(self) -> None:
+    def _raise_switch(self) -> None:
         switch = self._switch
         run("ip", "netns", "add", switch)
         run("ip", "-n", switch, "link", "add", "br0", "type", "bridge", "forward_delay", "0")
@@ -167,12 +181,26 @@ class Network:
         run("ip", "addr", "add", f"{self._net}.{ROOT_OCTET}/24", "dev", self._prefix)
         run("ip", "link", "set", self._prefix, "up")
         for host in self.hosts:
-            self._add(host)
+            run("ip", "netns", "add", host.namespace)
 
-    def _add(self, host: Host) -> None:
+    @contextmanager
+    def _laid(self, cables: Cables) -> Iterator[None]:
+        """Cables from each host's eth0 to the switch, in a process that outlives all that talk through them."""
+        pairs = [f"{host.namespace}:eth0={self._switch}:{host.namespace}" for host in self.hosts]
+        words = [sys.executable, CABLE, str(cables.mbit_s), str(cables.delay_ms), *pairs]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process:
+            assert process.stdout is not None
+            try:
+                if process.stdout.readline() != b"ready\n":
+                    raise RuntimeError("cables between hosts need root and /dev/net/tun")
+                yield
+            finally:
+                process.kill()
+
+    def _add(self, host: Host, *, is_laid: bool) -> None:
         name, switch = host.namespace, self._switch
-        run("ip", "netns", "add", name)
-        run("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", name, "netns", switch)
+        if not is_laid:
+            run("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", name, "netns", switch)
         run("ip", "-n", switch, "link", "set", name, "master", "br0", "up")
         run("ip", "-n", name, "addr", "add", f"{host.address}/24", "dev", "eth0")
         run("ip", "-n", name, "link", "set", "lo", "up")
