@@ -183,7 +183,7 @@ def nodes(tmp_path: Path) -> Iterator[Callable[..., Node]]:
 def test_ranks_on_two_nodes_merge_in_rounds_and_end_alike(tmp_path, template, nodes):
     """Two shards, one on each node, as the model has more than two pieces."""
     first, second = nodes(), nodes()
-    with Gang(tmp_path, template, [first.socket, second.socket], 2, WIDTH="32000", STEPS="20") as gang:
+    with Gang(tmp_path, template, [first.socket, second.socket], 2, WIDTH="32000", STEPS="20", PAUSE_S="0.05") as gang:
         ends = gang.ends()
     count = 18 * 32_000 + 1
     told = {"parameter_bytes": 4 * count, "largest_bytes": 4 * 16 * 32_000, "moved_bytes": count / 5}

@@ -14,7 +14,6 @@ from statistics import median
 import pytest
 
 from tests.agent.testing import free_port
-from tests.elastic.job import until
 from tests.elastic.test_outer import Gang, Node
 from tests.elastic.testing import TRAIN, needs
 
@@ -157,8 +156,7 @@ def test_an_aggregator_is_killed_in_each_phase_of_a_round(tmp_path, template, no
         recovered_s = []
         for _ in range(TIMES):
             if phase == "idle":
-                rounds = gang.rounds()
-                until(lambda: gang.rounds() > rounds, lambda: gang.ranks[0].lines[-1:])
+                gang.go_on(1)
                 time.sleep(QUIET_S)
                 node.signal_aggregator(signal.SIGKILL)
             else:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 
 TUNSETIFF, IFF_TAP, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x2, 0x1000, 0x40000000
 FRAME_BYTES_MAX = 65_536
@@ -81,7 +82,7 @@ def _open_tap(namespace: str, device: str) -> int:
     told: list[int] = []
 
     def open_there() -> None:  # a thread can change its namespace alone
-        with open(f"/run/netns/{namespace}") as there:
+        with Path("/run/netns", namespace).open() as there:
             if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET):
                 return
         tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -187,7 +187,7 @@ class Network:
     def _laid(self, cables: Cables) -> Iterator[None]:
         """Cables from each host's eth0 to the switch, in a process that outlives all that talk through them."""
         pairs = [f"{host.namespace}:eth0={self._switch}:{host.namespace}" for host in self.hosts]
-        words = [sys.executable, CABLE, str(cables.mbit_s), str(cables.delay_ms), *pairs]
+        words = [sys.executable, str(CABLE), str(cables.mbit_s), str(cables.delay_ms), *pairs]
         with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process:
             assert process.stdout is not None
             try:
