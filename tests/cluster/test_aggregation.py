@@ -94,15 +94,19 @@ def test_a_shard_of_a_job_that_trains_moves_when_its_host_drains_and_training_go
     with start_agents(3, first={"aggregation": False}) as agents:
         converge(agents)
         with shell.start(agents, *words, "--", "python", "train.py", told / "stop") as run:
-            wait_until_sync(lambda: rounds() > 3, what="rounds are merged")
-            (host,) = (each for each in agents if gauge(each, "swarm_aggregation_shards"))
-            (other,) = (each for each in agents[1:] if each is not host)
-            assert shell(agents, "drain", host.name)[0] == 0
-            wait_until_sync(lambda: gauge(other, "swarm_aggregation_shards") == 1, what="another node has the shard")
-            wait_until_sync(lambda: ends_at_host(host), what="the former host has it no more")
-            before = rounds()
-            wait_until_sync(lambda: rounds() > before + 5, what="rounds go on")
-            (told / "stop").touch()
+            try:
+                wait_until_sync(lambda: rounds() > 3, what="rounds are merged")
+                (host,) = (each for each in agents if gauge(each, "swarm_aggregation_shards"))
+                (other,) = (each for each in agents[1:] if each is not host)
+                assert shell(agents, "drain", host.name)[0] == 0
+                wait_until_sync(
+                    lambda: gauge(other, "swarm_aggregation_shards") == 1, what="another node has the shard"
+                )
+                wait_until_sync(lambda: ends_at_host(host), what="the former host has it no more")
+                before = rounds()
+                wait_until_sync(lambda: rounds() > before + 5, what="rounds go on")
+            finally:
+                (told / "stop").touch()
             out, err = run.communicate(timeout=60)
         assert run.returncode == 0, err
         weights = re.findall(r"learner (\d): weight (\S+)", out)
