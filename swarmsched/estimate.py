@@ -126,6 +126,9 @@ class Estimate(Value):
     network_mbit_s: U32 = 0  # of the slowest node of several on which it was measured; 0: not known
 
 
+STARVES = 0.2
+"""Of its time: whoever waits for data for longer would be faster if others loaded it."""
+
 POOL_MOST = 64
 Pool = Annotated[tuple[Annotated[bytes, Meta(max_length=1_024)], ...], Meta(max_length=POOL_MOST)]
 """What each of some kinds of jobs has measured last, a packed `Estimate` of points alone: how jobs scale."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.errors import CapacityError
-from swarmsched.estimate import Estimate, SpeedQuestion, batches_of
+from swarmsched.estimate import STARVES, Estimate, SpeedQuestion, batches_of
 from swarmsched.fields import Value
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.models.kinds import believed
@@ -37,6 +37,9 @@ from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, 
 
 AHEAD_LIMIT = 20
 AHEAD_PLACED_MAX = 200
+INPUT = "input"
+"""The group that loads data, unless a job calls it otherwise (`swarm_elastic.served`)."""
+IDLE_NAMED = 3
 NODES_LIMIT = 200
 SENTENCE_NODES_LIMIT = 8
 
@@ -136,6 +139,8 @@ def explain(
     job = next((each for each in view.jobs if each.job_id == record.job_id), None)
     samples_per_s = _predicted(view, job) if job is not None else 0.0
     reason = "it has ended" if record.is_ended else _placement_reason(record, setting, decision, samples_per_s)
+    if job is not None and record.shares:
+        reason = joined(reason, _starving(record, view, job))
     if record.state is JobState.QUEUED:
         ahead = _jobs_ahead(record.job_id, view, make_order(setting), now_s)
         reason = _waiting_reason(record.job_id, view, ahead, told or {})
@@ -303,6 +308,19 @@ def _predicted(view: ClusterView, job: JobView) -> float:
         return 0.0
     room.release(job.shares, job.demand)
     return predicted(room, job, job.shares)
+
+
+def _starving(record: JobRecord, view: ClusterView, job: JobView) -> str:
+    """Where cores are idle that could load data for a job which waits for it; empty for one that does not."""
+    waits = job.card.estimate.data_wait if job.card.estimate else 0.0
+    if waits < STARVES:
+        return ""
+    idle = sorted([(-node.free.cpus, node.node) for node in view.nodes if node.is_available and node.free.cpus])
+    cores = ", ".join(f"{node} ({-cpus})" for cpus, node in idle[:IDLE_NAMED])
+    if not idle:
+        return f"it waits for data {waits:.0%} of its time, and no node has idle cores to load it"
+    has = "more ranks in its group input" if INPUT in record.spec.group_names else "a group of input ranks"
+    return f"it waits for data {waits:.0%} of its time: {has} could load it, on idle cores of {cores}"
 
 
 def _placement_reason(

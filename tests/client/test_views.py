@@ -383,7 +383,7 @@ def test_status_tells_how_far_a_job_is_how_fast_and_what_is_left(swarm, agent):
 
 def test_status_says_when_training_waits_for_data_much_of_its_time(swarm, agent):
     told = progress_of(swarm, agent, PROGRESS | {"data_wait": 0.452})
-    assert told[2] == "45% of its time waits for data (an input group may load it elsewhere)"
+    assert told[2] == "45% of its time waits for data (an input group may load it; swarm why)"
     assert len(progress_of(swarm, agent, PROGRESS | {"data_wait": 0.1})) == 4
 
 

@@ -38,7 +38,6 @@ COMMAND = Command(
 )
 EVENTS_SHOWN, EVENTS_READ = 10, 200
 LEFT_SHOWN = 8
-STARVES = 0.2  # of its time
 LEARNERS_SHOWN = 8
 REMAINING_BY = {"steps": "the declared steps", "epochs": "the declared epochs", "loss": "the curve of its loss"}
 CHECKPOINTED = "job.checkpointed"  # of many the newest is enough; they would hide all others
@@ -228,6 +227,8 @@ def _place(job: JobDocument, spec: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 def _progress(progress: ProgressDocument) -> Iterator[tuple[str, str]]:
     """How far it has come, how fast, and what is left."""
+    from swarmsched.estimate import STARVES  # other commands need none of it
+
     done = [shown_ratio(progress)] if progress.ratio is not None else []
     done += [_of_total("step", progress.step, progress.total_steps)] if progress.step is not None else []
     done += [_of_total("epoch", progress.epoch, progress.total_epochs)] if progress.epoch is not None else []
@@ -239,7 +240,7 @@ def _progress(progress: ProgressDocument) -> Iterator[tuple[str, str]]:
     if speed:
         yield "Speed", ", ".join(speed)
     if progress.data_wait and progress.data_wait >= STARVES:
-        yield "Starves", f"{progress.data_wait:.0%} of its time waits for data (an input group may load it elsewhere)"
+        yield "Starves", f"{progress.data_wait:.0%} of its time waits for data (an input group may load it; swarm why)"
     yield "Remaining", remaining(progress)
     newest = f" ({odd})" if (odd := oddities(progress)) else ""
     if progress.reported_at:

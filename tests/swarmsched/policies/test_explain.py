@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from swarmsched.api import JobSpec, JobState
+from swarmsched.api import JobSpec, JobState, RankGroup
 from swarmsched.card import card_of
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.estimate import Estimate
@@ -240,3 +240,20 @@ def test_a_job_that_fits_is_told_why_it_is_held_back_behind_others_and_not_that_
     assert behind.reason == "would delay the head of the line"
     first = explain(waiting, view_of(waiting), setting, 0.0, told=told)
     assert first.reason.startswith("may start now"), "whoever it was held back for is gone"
+
+
+def test_a_job_that_waits_for_data_learns_where_cores_are_idle_that_could_load_it() -> None:
+    there = record(1, Demand(gpus=1), JobState.RUNNING, shares=(Share(NodeId("n2"), 1),))
+    nodes = (make_node("n2", 1, 2, "A100", 3), make_node("c1", 0, 0, "A100", 16), make_node("c2", 0, 0, "A100", 0))
+
+    def why(waits: float, groups: tuple[RankGroup, ...] = (), nodes: tuple[NodeView, ...] = nodes) -> str:
+        spec = replace(there.spec, group="worker" if groups else "", groups=groups)
+        of_job = replace(there, spec=spec)
+        view = ClusterView(1, nodes, (JobView(card_of(of_job, estimate=Estimate(data_wait=waits))),))
+        return explain(of_job, view, FIFO, 0.0).reason
+
+    assert "waits for data" not in why(0.1)
+    told = "it waits for data 40% of its time: a group of input ranks could load it, on idle cores of c1 (16), n2 (3)"
+    assert why(0.4).endswith(told)
+    assert "more ranks in its group input could" in why(0.4, (RankGroup("input", ("serve",)),))
+    assert why(0.4, nodes=nodes[2:]).endswith("40% of its time, and no node has idle cores to load it")
