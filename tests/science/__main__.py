@@ -19,7 +19,7 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -30,7 +30,7 @@ from swarm_client.plot import draw
 from swarm_client.progress import ProgressBar
 from swarmsched.models import ONE_THREAD
 from swarmsched.policies.registry import policy_id
-from tests.science import autops
+from tests.science import autops, dike
 from tests.science.cells import Cell, Line, read_lines, run
 from tests.science.drawn import CAPTION, YARDSTICK
 from tests.science.drawn import draw as draw_workloads
@@ -58,6 +58,7 @@ TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "p99_slowdown", "rho_p5
 TOLD += ("rescales_per_job", "rescales_most", "reversed_decisions", "deadlines", "deadlines_met", "cpu_s")
 PICTURE, PRICE, BATCH, PUBLISHED, OUTER = "picture", "price", "elastic-batch", "published", "outer"
 AUTOPS = "autops"
+DIKE = "dike"
 BY_USERS = ("users", "recorded", "deadlines", "classes")
 GENERATED = "generated"
 
@@ -81,6 +82,7 @@ class Science:
     tables: tuple[str, ...] = ()  # that are wanted; none: all
     is_drawn: bool = False  # the workloads are ours, not recorded ones
     trainer: Path = ROOT / ".venv-train/bin/python"
+    hosts_table: Callable[..., str] = dike.table
 
     def wants(self, table: str) -> bool:
         """Whether it is to be made."""
@@ -102,7 +104,7 @@ class Science:
             results = results / GENERATED  # apart from those of recorded ones
             traces = results / "traces"
         tables = tuple(filter(None, environment.get("SCIENCE_TABLES", "").split(",")))
-        known = {AUTOPS, BATCH, OUTER, *(line.table for line in read_lines(cls.lines))}
+        known = {AUTOPS, BATCH, DIKE, OUTER, *(line.table for line in read_lines(cls.lines))}
         if unknown := sorted({*tables} - known):
             raise UsageProblem(f"SCIENCE_TABLES={unknown[0]} is no table; write some of {', '.join(sorted(known))}")
         is_quick = environment.get("QUICK", "") not in ("", "0")
@@ -198,6 +200,8 @@ def _write(plan: Science, lines: Sequence[Line], done: Results) -> None:
         page = put(page, AUTOPS, f"{autops.table()}\n\nCommit {plan.commit}.")
     if plan.wants(OUTER):
         page = put(page, OUTER, f"{_outer(plan)}\n\nCommit {plan.commit}.")
+    if plan.wants(DIKE):
+        page = _with_dike(plan, page)
     target = plan.results / plan.page.name if plan.is_quick or plan.is_drawn else plan.page
     target.write_text(page, encoding="utf-8")
     drawn = [cell for line in lines if line.table == PICTURE for cell in line.cells(is_quick=True)]
@@ -220,6 +224,18 @@ def _outer(plan: Science) -> str:
     except FileNotFoundError:
         raise UsageProblem(f"{plan.trainer} has no torch; run make setup, or name other SCIENCE_TABLES") from None
     return done.stdout.decode().rstrip()
+
+
+def _with_dike(plan: Science, page: str) -> str:
+    """As it is where nothing can be measured, unless this table is wanted by its name."""
+    try:
+        told = plan.hosts_table(plan.results / "dike.csv", plan.trainer, is_quick=plan.is_quick)
+    except dike.NotMeasurable as problem:
+        if plan.tables:
+            raise UsageProblem(f"table {DIKE}: {problem}; name other SCIENCE_TABLES") from None
+        print(f"science: table {DIKE} stays as it is: {problem}")
+        return page
+    return put(page, DIKE, f"{told}\n\nCommit {plan.commit}.")
 
 
 def _machine() -> str:

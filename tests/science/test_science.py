@@ -24,6 +24,7 @@ PAGE = "before\n<!-- science: origin -->\n<!-- end of origin -->\n"
 PAGE += "<!-- science: elastic-batch -->\n<!-- end of elastic-batch -->\n"
 PAGE += "<!-- science: autops -->\n<!-- end of autops -->\n"
 PAGE += "<!-- science: outer -->\n<!-- end of outer -->\n"
+PAGE += "<!-- science: dike -->\n<!-- end of dike -->\n"
 PAGE += "<!-- science: rigid -->\nold\n<!-- end of rigid -->\nafter\n"
 
 
@@ -60,7 +61,8 @@ def plan(tmp_path: Path) -> Science:
     trainer.write_text('#!/bin/sh\necho "| trained by $2 into ${3##*/} $4 |"\n')
     trainer.chmod(0o755)
     page = tmp_path / "page.md"
-    return replace(given, lines=tmp_path / "lines.csv", gaps_s=(9_000.0,), page=page, trainer=trainer)
+    given = replace(given, lines=tmp_path / "lines.csv", gaps_s=(9_000.0,), page=page, trainer=trainer)
+    return replace(given, hosts_table=lambda path, *_, is_quick: f"| {path.name} {is_quick} |")
 
 
 def record(plan: Science) -> list[list[str]]:
@@ -233,7 +235,7 @@ def test_who_has_no_recorded_workloads_gets_the_same_rows_of_drawn_ones_and_is_t
     environment = {"SCIENCE_TRACES": "generated", "SCIENCE_RESULTS": str(tmp_path / "results"), "SCIENCE_JOBS": "1"}
     drawn = Science.from_environment(environment, "abc")
     (tmp_path / "few.csv").write_text(LINES.partition("\n")[0] + "\n" + DRAWN_LINES)
-    given = {"page": plan.page, "gaps_s": (9_000.0,), "trainer": plan.trainer}
+    given = {"page": plan.page, "gaps_s": (9_000.0,), "trainer": plan.trainer, "hosts_table": plan.hosts_table}
     science(replace(drawn, lines=tmp_path / "few.csv", **given))
     assert plan.page.read_text() == PAGE, "the page tells of recorded workloads alone"
     told = (tmp_path / "results" / "generated" / "page.md").read_text()
