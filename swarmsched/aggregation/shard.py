@@ -128,7 +128,10 @@ class LearnerGone(NamedTuple):
 
 
 class WeightsCame(NamedTuple):
-    """A learner answered with the weights that it was shown, what was counted in them, and the tempo of then."""
+    """A learner answered with the weights that it was shown, what was counted in them, and the tempo of then.
+
+    The shard takes over the weights: nobody else may change them, or hold them for long.
+    """
 
     learner: str
     version: ShardVersion
@@ -391,7 +394,7 @@ class Shard:
             malformed = len(answer.weights) != self._size
             objection = Objection.MALFORMED if malformed else Objection.NOT_FINITE
             return [self._turn_away(answer.learner, objection)]
-        self._weights = np.array(answer.weights, np.float32)
+        self._weights = answer.weights
         # Under a name of this life, so that no line which this one has left behind is taken up by a later one.  The
         # weights that scripts have made need not be alike, and have no name yet.
         self._version = ShardVersion(max(0, answer.version.number), self._origin)

@@ -268,7 +268,7 @@ class Rounds:
         match effect:
             case AskWeights(learner):
                 shown = self.learners[int(learner)].shown
-                self.tell(WeightsCame(learner, _named(shown.version), shown.weights.numpy(), {}), now_s)
+                self.tell(WeightsCame(learner, _named(shown.version), shown.weights.numpy().copy(), {}), now_s)
             case SendWeights(learner):
                 weights = torch.from_numpy(self.shard.weights.copy())
                 one = self.learners[int(learner)]

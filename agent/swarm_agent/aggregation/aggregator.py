@@ -10,7 +10,7 @@ to the job; the standard library is all that a training script has for this.  Ea
 into the arrays that the shard works on, and sends meanwhile.  What strangers send is 4 KiB at most, for 10 s.
 """
 
-import datetime
+import hashlib
 import hmac
 import json
 import os
@@ -20,20 +20,17 @@ import ssl
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from swarm_agent.footprint import give_back_memory
 from swarmsched.aggregation import frame
-from swarmsched.aggregation.blocks import BLOCK, Blocks, block_count, empty
+from swarmsched.aggregation.blocks import BLOCK, Blocks, Floats, block_count, empty
 from swarmsched.aggregation.frame import FrameKind
 from swarmsched.aggregation.rule import MergeRule
 from swarmsched.aggregation.shard import (
@@ -50,6 +47,7 @@ from swarmsched.aggregation.shard import (
     Shard,
     ShardEffect,
     ShardEvent,
+    ShardVersion,
     TimePassed,
     TurnAway,
     WeightsCame,
@@ -65,6 +63,7 @@ BEHIND_MOST = 4  # changes that wait to be sent to one learner; one that is slow
 RECORD = 16_384  # of TLS
 TOLD_EVERY_S = 0.5
 IDLE_S = 3_600.0
+CERTIFICATE = "-----BEGIN CERTIFICATE-----"
 
 
 class ShardKey(NamedTuple):
@@ -85,6 +84,7 @@ class Hosted:
         self.shard = Shard(self.size, self.rule, self.layout, plan_of(order), time.time_ns(), order.get("every", 0))
         self.connections: dict[str, LearnerConnection] = {}
         self.rounds = 0
+        self._copied: tuple[ShardVersion, weakref.ref[Floats] | None] = (ShardVersion(), None)
         self._cpu_s, self._link_bytes, self._wait_s = 0.0, 0, 0.0
         self._lock, self._wake = threading.Lock(), wake
 
@@ -170,7 +170,7 @@ class Hosted:
 
     def _send_weights(self, learner: str) -> None:
         assert self.shard.weights is not None
-        weights, version = self.shard.weights.copy(), frame.to_wire(self.shard.version)
+        weights, version = self._copy_of_weights(), frame.to_wire(self.shard.version)
         counted, every = dict(self.shard.counted), self.shard.every
         for at in range(frame.piece_count(len(weights))):
             content = content_of(Blocks(weights), *frame.bounds(len(weights), at))
@@ -178,6 +178,16 @@ class Hosted:
             self._send(
                 learner, frame.frame(FrameKind.STATE, frame.FrameWeights(version, counted, at, every), length), *content
             )
+
+    def _copy_of_weights(self) -> Floats:
+        """One for all that are given the same version: it lives until the last of them has it."""
+        version, copy = self._copied
+        found = copy() if copy is not None and version == self.shard.version else None
+        if found is None:
+            assert self.shard.weights is not None
+            found = self.shard.weights.copy()
+            self._copied = (self.shard.version, weakref.ref(found))
+        return found
 
     def told(self) -> dict[str, Any]:
         """How it is."""
@@ -491,7 +501,42 @@ def plan_of(order: Mapping[str, Any]) -> AggregationPlan:
 
 
 def certificate() -> tuple[ssl.SSLContext, str]:
-    """A key of this life, and the fingerprint by which learners know it."""
+    """A key of this life, and the fingerprint by which learners know it.
+
+    A process of its own makes it, which ends at once: what it imports would take a quarter of this one's memory.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writing, _pem())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        pem = stream.read()
+    os.waitpid(pid, 0)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    file = os.memfd_create("certificate")  # ssl reads files alone, and a key belongs to none
+    try:
+        os.write(file, pem)
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
+    text = pem.decode()
+    return context, hashlib.sha256(ssl.PEM_cert_to_DER_cert(text[text.index(CERTIFICATE) :])).hexdigest()
+
+
+def _pem() -> bytes:
+    """A key, and a certificate that it has signed itself."""
+    import datetime  # noqa: PLC0415  # see above
+
+    from cryptography import x509  # noqa: PLC0415
+    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+    from cryptography.x509.oid import NameOID  # noqa: PLC0415
+
     secret = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "swarm aggregator")])
     begun = datetime.datetime.now(datetime.UTC)
@@ -505,17 +550,9 @@ def certificate() -> tuple[ssl.SSLContext, str]:
         .not_valid_after(begun + datetime.timedelta(days=3_650))
         .sign(secret, hashes.SHA256())
     )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
     plain = serialization.NoEncryption()
     key = secret.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    file = os.memfd_create("certificate")  # ssl reads files alone, and a key belongs to none
-    try:
-        os.write(file, key + made.public_bytes(serialization.Encoding.PEM))
-        context.load_cert_chain(f"/proc/self/fd/{file}")
-    finally:
-        os.close(file)
-    return context, made.fingerprint(hashes.SHA256()).hex()
+    return key + made.public_bytes(serialization.Encoding.PEM)
 
 
 def serve(host: str, orders: IO[str], answers: IO[str]) -> None:

@@ -52,7 +52,7 @@ class Job:
     def begin(self):
         for name in self.names:
             self.tell(LearnerCame(name, FIRST, "layout", ShardVersion()))
-        self.tell(WeightsCame(self.names[0], ShardVersion(), self.start, {}))
+        self.tell(WeightsCame(self.names[0], ShardVersion(), self.start.copy(), {}))
         return self
 
     def contribute(self, name, value=1.0, base=None, plan=FIRST, samples=8, steps=1, **change):
