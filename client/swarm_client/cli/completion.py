@@ -42,6 +42,7 @@ TAKES_NODES = ("nodes", "drain", "forget")
 TAKES_FILES = ("run", "submit", "simulate", "checkpoint")
 FILE_VALUES = ("FILE", "PATH", "PATTERN", "DIR|FILE")
 EVENT_KINDS = (
+    "aggregation",
     "api",
     "claim",
     "hold",

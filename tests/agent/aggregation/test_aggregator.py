@@ -106,6 +106,10 @@ def test_rounds_of_three_learners_leave_the_same_bits_with_all_of_them(child):
             assert told.counted == dict.fromkeys("abc", number - 1)
     assert len({each.weights.tobytes() for each in learners}) == 1
     assert np.allclose(learners[0].weights, -9.0, atol=0.1)
+    learners[0].contribute(np.ones(SIZE, np.float32))  # whose connection counts the bytes and the work until then
+    (told,) = child.told(lambda told: told["shards"][0]["link_bytes"] > 4 * 3 * SIZE)["shards"]
+    assert 0.0 < told["cpu_s"] < 10.0
+    assert 0.0 <= told["wait_s"] < 10.0
 
 
 def test_two_jobs_share_one_aggregator_and_know_nothing_of_each_other(child):

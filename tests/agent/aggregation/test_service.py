@@ -8,6 +8,7 @@ import pytest
 
 from swarm_agent.aggregation import service
 from swarm_agent.task.tasksocket import Declined
+from swarmsched.events import AggregationRead
 from swarmsched.ids import JobId, TaskKey
 from tests.agent.aggregation.alone import AloneAggregation
 
@@ -129,3 +130,19 @@ async def test_one_that_does_not_start_is_told_of(monkeypatch):
     with pytest.raises(Declined, match="no aggregator has answered"):
         await broken.handle(KEY, dict(REQUEST))
     await broken.stop()
+
+
+async def test_what_the_child_has_of_the_memory_may_be_given_again(aggregation):
+    """Its 25 MB are missing in what is available, and are no less for shards."""
+    told = []
+
+    def post(event):
+        told.append(event)
+        aggregation._take(event)
+
+    aggregation._post = post
+    await aggregation.handle(KEY, dict(REQUEST))
+    aggregation._tell_core()
+    assert isinstance(told[-1], AggregationRead)
+    assert (1 << 30) + (10 << 20) < told[-1].memory_bytes < (1 << 30) + (200 << 20)
+    assert service.resident_bytes(0) == 0

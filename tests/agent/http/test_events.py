@@ -58,12 +58,12 @@ async def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are(n1)
         "'job.startd' is not known; did you mean 'job.started'?",
         "'nope' is not known; did you mean 'node'?",
     ]
-    assert problem["remedy"].startswith("one or more of: api, claim, hold, ")
+    assert problem["remedy"].startswith("one or more of: aggregation, api, claim, hold, ")
 
 
 def test_all_kinds_that_the_core_announces_are_known():
     core = Path(swarmsched.__file__).parent
-    rooms = ("gossip", "holder", "jobs", "ledger", "negotiation", "node")
+    rooms = ("aggregation", "gossip", "holder", "jobs", "ledger", "negotiation", "node")
     texts = [path.read_text() for room in rooms for path in (core / room).rglob("*.py")]
     found = {kind for text in texts for kind in re.findall(r'"([a-z]+\.[a-z_]+)"', text)}
     served = (Path(swarm_agent.__file__).parent / "http/app.py").read_text()
