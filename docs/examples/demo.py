@@ -1,9 +1,10 @@
-"""The main jobs, end to end: a local swarm of three agents, a training job that spans two of them or more, and one that
-grows, shrinks and loses a worker and an agent while it trains.
+"""The main jobs, end to end: a local swarm of three agents, a training job that spans two of them or more, one that
+grows, shrinks and loses a worker and an agent while it trains, and one that trains over a bad cable.
 
 Three agents run as three processes with real UDP and HTTP on loopback.  Their GPUs are simulated (two each), so a job
 of four ranks cannot fit on one; the training itself is real PyTorch on real data.  Every step is the `swarm` command
-that a user would type.  What is started here is stopped here.
+that a user would type.  What is started here is stopped here.  The bad cable is between two network namespaces, which
+root alone may make; others see the first parts.
 """
 
 import argparse
@@ -22,6 +23,11 @@ from pathlib import Path
 from picture import Picture
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))  # hosts as network namespaces are those of the tests
+
+from swarm_agent.security import generate_key  # noqa: E402
+from tests.testbed.netns import Cables, Network, why_not  # noqa: E402
+
 LEAST_ACCURACY = 0.95
 
 
@@ -51,10 +57,11 @@ def main():
     environment = {**os.environ, "XDG_CONFIG_HOME": f"{scratch}/config", "XDG_STATE_HOME": f"{scratch}/state"}
     environment = {name: value for name, value in environment.items() if not name.startswith("SWARM_")}
     try:
-        return run(environment, options.venv) or Elastic(environment, options.venv).run(report)
+        code = run(environment, options.venv) or Elastic(environment, options.venv).run(report)
     finally:
         swarm(environment, "local", "down")
         shutil.rmtree(scratch)
+    return code or BadCable(environment, options.venv).run()
 
 
 def run(environment, venv):
@@ -222,6 +229,105 @@ class Elastic:
         report.write_text(self.picture.html("An elastic job", told, table), encoding="utf-8")
         print(f"\nThe same as a page: {report}", flush=True)
         return judged(output)
+
+
+class BadCable:
+    """Two hosts with a cable of 100 Mbit/s and 10 ms between them, and the same training in three ways."""
+
+    CABLES = Cables(mbit_s=100, delay_ms=5)  # a frame passes two
+    ACROSS = ("--ranks", "2", "--gpus-per-rank", "2")  # a host has two GPUs, so each has a rank
+    TRAINING = ("python", "train_apart.py", "--step-ms", "100")
+    STEPS, FEW, EVERY = 256, 48, 16
+
+    def __init__(self, environment, venv):
+        self.environment, self.venv = environment, venv
+
+    def run(self):
+        """All three, and what became of them."""
+        lack = why_not() or ("" if os.access("/dev/net/tun", os.W_OK) else "needs /dev/net/tun")
+        if lack:
+            print(f"\nA training over a bad cable is left out here: it {lack}.", flush=True)
+            return 0
+        print("\nTwo hosts whose cable is bad: 100 Mbit/s, 10 ms.", flush=True)
+        with tempfile.TemporaryDirectory(prefix="swarm-demo-") as scratch, Network.build(2, self.CABLES) as network:
+            agents = [self.start(Path(scratch), host, network.hosts) for host in network.hosts]
+            try:
+                return self.compare(network.hosts)
+            finally:
+                for agent in agents:
+                    agent.terminate()
+                    agent.wait()
+
+    def start(self, base, host, hosts):
+        """An agent on its host."""
+        name = f"node{hosts.index(host) + 1}"
+        if host is hosts[0]:
+            for secret in ("cluster.key", "token"):
+                (base / secret).touch(0o600)
+                (base / secret).write_text(generate_key())
+            address = {"SWARM_HOSTS": f"{host.address}:7433", "SWARM_TOKEN": (base / "token").read_text()}
+            self.environment = {**self.environment, **address, "OMP_NUM_THREADS": "1"}
+        config = base / f"{name}.toml"
+        settings = {
+            "name": name,
+            "listen": f"{host.address}:7433",
+            "seeds": [f"{hosts[0].address}:7433"],
+            "data_dir": str(base / name),
+            "cluster_key_file": str(base / "cluster.key"),
+            "token_file": str(base / "token"),
+            "job_user": "root",
+            "simulated_gpus": 2,
+        }
+        config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+        words = host.command(str(Path(sys.executable).with_name("swarm-agent")), "--config", str(config))
+        with (base / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def compare(self, hosts):
+        """Gradients at each step on one host, and across the cable; then apart, with a kill in the middle."""
+        for _ in range(60):
+            if swarm(self.environment, "nodes", "-o", "name", show=False)[1].count("\n") == len(hosts):
+                break
+            time.sleep(0.5)
+        swarm(self.environment, "nodes")
+        rows = [("", "steps/s", "held-out loss")]
+        one_host = ("--gpus", "2", "--node", "node1")
+        rows.append(("synchronous, on one host", *self.trained(one_host, "--synchronous", "--steps", str(self.STEPS))))
+        few = ("--synchronous", "--steps", str(self.FEW), "--every", str(self.EVERY))
+        speed, _ = self.trained(self.ACROSS, *few)
+        rows.append(("synchronous, over the cable", speed, "-"))
+        rows.append(("apart, over the cable", *self.apart(hosts)))
+        print()
+        for what, speed, loss in rows:
+            print(f"{what:30} {speed:>8} {loss:>14}")
+        return 0
+
+    def trained(self, where, *words):
+        """Steps a second and loss of one run to its end."""
+        code, output = swarm(self.environment, "run", *where, "--venv", self.venv, "--", *self.TRAINING, *words)
+        found = re.search(r"held-out loss ([0-9.]+), ([0-9.]+) steps/s", output)
+        if code or found is None:
+            raise SystemExit("demo: a training over the bad cable has failed")
+        return found[2], found[1]
+
+    def apart(self, hosts):
+        """One job; when it has merged once, the process that merges is killed."""
+        training = (*self.TRAINING, "--steps", str(self.STEPS))
+        swarm(self.environment, "run", "-d", *self.ACROSS, "--outer", "--venv", self.venv, "--", *training)
+        for _ in range(120):
+            if "loss" in swarm(self.environment, "logs", "@last", show=False)[1]:
+                break
+            time.sleep(0.5)
+        for pid in hosts[0].pids():
+            if b"aggregation.aggregator" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                print(f"\nkill -9 {pid}: the aggregator of node1, which merges what both learn")
+        _, output = swarm(self.environment, "logs", "-f", "@last")
+        swarm(self.environment, "status", "@last")
+        found = re.search(r"held-out loss ([0-9.]+), ([0-9.]+) steps/s", output)
+        if found is None:
+            raise SystemExit("demo: training apart has failed")
+        return found[2], found[1]
 
 
 if __name__ == "__main__":
