@@ -237,7 +237,7 @@ class BadCable:
     CABLES = Cables(mbit_s=100, delay_ms=5)  # a frame passes two
     ACROSS = ("--ranks", "2", "--gpus-per-rank", "2")  # a host has two GPUs, so each has a rank
     TRAINING = ("python", "train_apart.py", "--step-ms", "100")
-    STEPS, FEW, EVERY = 256, 48, 16
+    STEPS, FEW, EVERY = 192, 32, 8
 
     def __init__(self, environment, venv):
         self.environment, self.venv = environment, venv

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.testbed.netns import why_not
+
 pytestmark = [pytest.mark.acceptance, pytest.mark.cluster]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,12 +59,13 @@ def test_make_demo_runs_from_a_fresh_clone_and_leaves_nothing(tmp_path, stopwatc
     assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-3_000:]
     report(done.stdout[-400:].strip())
     assert "test accuracy" in done.stdout
+    assert "apart, over the cable" in done.stdout or why_not()
     assert processes_of(tmp_path) == []
     assert left_in(scratch) == []
     status = subprocess.run(["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True)
     assert status.stdout == ""
     with stopwatch("make demo again"):
-        again = run(["make", "demo"], clone, environment, 300)
+        again = run(["make", "demo"], clone, environment, 450)
     assert again.returncode == 0, again.stderr[-3_000:]
     with stopwatch("the commands of the README's playground"):
         played = run(["bash", "-exc", playground(clone)], clone, environment, 120)

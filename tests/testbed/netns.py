@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +30,7 @@ SUBNETS = 512
 HOSTS_MAX = 250
 ROOT_OCTET = 254
 NAMESPACES = Path("/run/netns")
+LOCKS = Path("/run")  # whatever TMPDIR a test process has
 END_TIMEOUT_S = 20.0
 PROGRAMS = ("ip", "nft", "nsenter")
 CABLE = Path(__file__).with_name("cable.py")
@@ -254,7 +254,7 @@ def _free_subnet() -> Iterator[int]:
     start = os.getpid()
     for offset in range(SUBNETS):
         number = (start + offset) % SUBNETS
-        path = Path(tempfile.gettempdir()) / f"swarm-netns-{number}.lock"
+        path = LOCKS / f"swarm-netns-{number}.lock"
         with path.open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,4 +262,6 @@ def _free_subnet() -> Iterator[int]:
                 continue
             yield number
             return
-    raise RuntimeError(f"all {SUBNETS} subnets of 198.18.0.0/15 are taken: end the tests that hold /tmp/swarm-netns-*")
+    raise RuntimeError(
+        f"all {SUBNETS} subnets of 198.18.0.0/15 are taken: end the tests that hold {LOCKS}/swarm-netns-*"
+    )
