@@ -17,7 +17,7 @@ from tests.agent.testing import free_port
 from tests.elastic.test_outer import Gang, Node
 from tests.elastic.testing import TRAIN, needs
 
-pytestmark = [*needs(TRAIN), pytest.mark.acceptance]
+pytestmark = [*needs(TRAIN), pytest.mark.acceptance, pytest.mark.xdist_group("elastic-kills")]
 
 PHASES = ("idle", "half a contribution", "before the answer", "half an answer")
 TIMES = 5

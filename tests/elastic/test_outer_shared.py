@@ -9,7 +9,7 @@ from swarmsched.ids import JobId
 from tests.elastic.test_outer import Gang, nodes  # noqa: F401  # a fixture
 from tests.elastic.testing import TRAIN, needs
 
-pytestmark = [*needs(TRAIN), pytest.mark.acceptance]
+pytestmark = [*needs(TRAIN), pytest.mark.acceptance, pytest.mark.xdist_group("elastic-shared")]
 
 JOBS = 8
 STEP_S, EVERY, STEPS = 0.1, 32, 224
