@@ -3,13 +3,15 @@
 import math
 from operator import attrgetter
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from swarmsched.fields import Value
 from swarmsched.gossip.record import NodeRecord
+from swarmsched.shards import AggregationRoom
 
 UTILISATION_BAND_PERCENT = 10
 MEMORY_BAND_RATIO = 0.05
+ROOM_BAND = 2
 LOAD_INTERVAL_S = 10.0
 INTERVAL_S = 1.0
 INTERVAL_S_MAX = 8.0
@@ -114,7 +116,7 @@ def _capacity(record: NodeRecord) -> object:
     return (record.groups, record.cpus_free, record.flags)
 
 
-_BANDED = ("version", "gpu_utilisation_percent", "cpu_utilisation_percent", "gpu_memory_used_bytes")
+_BANDED = ("version", "gpu_utilisation_percent", "cpu_utilisation_percent", "gpu_memory_used_bytes", "aggregation")
 _facts = attrgetter(*(each for each in NodeRecord.__struct_fields__ if each not in _BANDED))
 """What has no deadband."""
 
@@ -124,4 +126,14 @@ def _load_moved(before: NodeRecord, now: NodeRecord) -> bool:
     cpu = abs(now.cpu_utilisation_percent - before.cpu_utilisation_percent)
     total = sum(group.count * group.memory_bytes for group in now.groups)
     memory = abs(now.gpu_memory_used_bytes - before.gpu_memory_used_bytes)
-    return max(gpu, cpu) >= UTILISATION_BAND_PERCENT or (total > 0 and memory >= MEMORY_BAND_RATIO * total)
+    if max(gpu, cpu) >= UTILISATION_BAND_PERCENT or (total > 0 and memory >= MEMORY_BAND_RATIO * total):
+        return True
+    return _room_moved(before.aggregation, now.aggregation)
+
+
+def _room_moved(before: AggregationRoom | None, now: AggregationRoom | None) -> bool:
+    """Who looks for room asks before it counts on any, so twice and half as much is news, and less is not."""
+    if before is None or now is None:
+        return before is not now
+    pairs = zip(astuple(before), astuple(now), strict=True)
+    return any(max(old, new) > ROOM_BAND * min(old, new) for old, new in pairs)

@@ -22,7 +22,7 @@ from swarm_agent.task.account import JobAccounts
 from swarmsched.api import JobSpec
 from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Reply
 from swarmsched.errors import SwarmError
-from swarmsched.events import Event, TaskExited
+from swarmsched.events import AggregationRead, Event, TaskExited
 from swarmsched.ids import JobId, NodeId, TaskKey, make_job_id
 from swarmsched.resources import Gpu, Share
 from swarmsched.task import TaskOrder, TaskStatus
@@ -129,6 +129,8 @@ class Bench:
                 os.kill(pid, signal.SIGKILL)
 
     def _post(self, event: Event) -> None:
+        if isinstance(event, AggregationRead):
+            return  # of no task, and at any time
         self.events.append(event)
         self.on_event(event)
         self._news.set()

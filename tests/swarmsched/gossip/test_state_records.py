@@ -37,6 +37,7 @@ from swarmsched.gossip.replica import Entry, fair_order
 from swarmsched.ids import NodeId
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Free, Gpu, NodeResources, Share, counted, less, ranks_that_fit
+from swarmsched.shards import AggregationRoom
 from swarmsched.view import JobView
 from tests.swarmsched.building import job_id, make_record
 from tests.swarmsched.gossip.state_testing import GENERATION, StateNetwork, sample_record
@@ -281,6 +282,19 @@ def test_a_capped_owner_lengthens_its_interval_and_recovers() -> None:
     for _ in range(20):
         publisher.adapt(30, is_capped=True)
     assert publisher.next_deadline_s == 108.0
+
+
+def test_room_for_shards_is_told_when_it_has_doubled_or_halved_and_else_with_the_next_record() -> None:
+    publisher = RecordPublisher(GENERATION)
+    room = AggregationRoom(4_000, 2**34, 2**26)
+    publisher.set_draft(replace(sample_record(A), aggregation=room))
+    assert publisher.due(100.0) is not None
+    for changes in ({"memory_bytes": 2**33}, {"core_ms": 8_000}, {"link_bytes_per_s": 2**25}):
+        publisher.set_draft(replace(sample_record(A), aggregation=replace(room, **changes)))
+        assert publisher.next_deadline_s == 130.0
+    for now in (replace(room, memory_bytes=2**33 - 2**26), replace(room, core_ms=0), None):
+        publisher.set_draft(replace(sample_record(A), aggregation=now))
+        assert publisher.next_deadline_s == 110.0
 
 
 def test_a_large_swarm_renews_once_a_minute() -> None:
