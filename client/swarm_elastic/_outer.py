@@ -222,7 +222,9 @@ class Outer:
             self._refuse(learners)
             self._follow_plan(learners)
             if time.monotonic() > began_s + FIRST_S:
-                self._complain(f"no outer weights came within {FIRST_S:g} s; they are waited for")
+                problem = f"no outer weights came within {FIRST_S:g} s; they are waited for"
+                self._complain(problem)
+                learners.tell(problem=problem)
                 if learners.plan.is_first:
                     break
         self._merge()
