@@ -122,6 +122,16 @@ def measured_work(estimate: Estimate, gpus: int) -> StepCost | None:
     return None if known is work and work.sample_flops == DENSE_FLOPS * work.parameter_bytes else known
 
 
+def model_alone(estimate: Estimate | None, gpus: int) -> Estimate | None:
+    """What an estimate tells of the model, its steps taken into account, and nothing else; None where it tells none."""
+    work = measured_work(estimate, gpus) if estimate is not None and gpus else None
+    if estimate is None or work is None:
+        return None
+    return Estimate(
+        work=work, data_wait=estimate.data_wait, network_mbit_s=estimate.network_mbit_s, is_prior=estimate.is_prior
+    )
+
+
 def corrected(
     work: StepCost, points: Sequence[SpeedPoint], peak: float, network_bytes_per_s: float, data_wait: float = 0.0
 ) -> StepCost:

@@ -1,10 +1,15 @@
 """Training that reports, on real agents: whoever is asked tells how far it is, and nothing that is sent hurts."""
 
 import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.agent.testing import wait_until_sync
+from swarmsched.gossip.card_desk import RUNNING_DELAY_S
+from tests.agent.testing import start_agents, wait_until_sync
+from tests.cluster.conftest import converge
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-reports")]
 
@@ -152,3 +157,33 @@ def test_an_agent_that_was_restarted_hears_the_whole_story_again(fresh_swarm):
     again = wait_for(asked, job, lambda each: (each.get("step") or 0) > before["step"], "it reports again")
     assert again["total_steps"] == 100_000
     wait_for(asked, job, lambda each: each.get("source") == "steps", "its pace is known again")
+
+
+@pytest.mark.acceptance
+def test_what_one_job_reports_of_its_model_takes_the_next_of_its_kind_to_the_faster_gpus():
+    """The fewest nodes with the least left over are the slow ones; nobody has said what the job computes."""
+    slow, fast = ({"simulated_gpus": 2, "simulated_gpu_model": "Tesla T4"}, {"simulated_gpu_model": "NVIDIA A100"})
+    trains = """
+i=0
+while [ $i -lt 400 ] && [ ! -e "$DONE" ]; do
+  i=$((i + 1)); swarm report step=$i global_batch=64 parameter_bytes=1000000
+done
+"""
+    with start_agents(2, gpus=3, settings=fast, first=slow) as agents, TemporaryDirectory() as folder:
+        converge(agents)
+        asked = {"ranks": 2, "gpus_per_rank": 1, "env": {"DONE": f"{folder}/done"}}
+        first = agents[0].submit("sh", "-c", trains, name="a-model", **asked)
+
+        def told():
+            return str(agents[0].get(f"/v1/jobs/{first['id']}/why"))
+
+        wait_until_sync(lambda: "samples/s there by its model" in told(), 30.0, "its steps are measured")
+        (where,) = agents[0].get(f"/v1/jobs/{first['id']}")["nodes"]
+        assert where["node"] == "n1"
+        time.sleep(RUNNING_DELAY_S + 2.0)  # a job that is over by then is nobody's news
+        Path(folder, "done").touch()
+        assert agents[0].ended(first)["end_reason"] == "completed"
+        second = agents[0].ended(agents[0].submit("true", name="a-model", **asked))
+        assert [each["node"] for each in second["nodes"]] == ["n2"]
+        other = agents[0].ended(agents[0].submit("true", name="another", **asked))
+        assert [each["node"] for each in other["nodes"]] == ["n1"]

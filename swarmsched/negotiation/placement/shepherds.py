@@ -9,6 +9,7 @@ from swarmsched.clock import Clock
 from swarmsched.cluster import Cluster
 from swarmsched.deadlines import Deadlines
 from swarmsched.ids import JobId, NodeId
+from swarmsched.models.hosts import model_alone
 from swarmsched.negotiation.placement.own_view import OwnViews
 from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.negotiation.shepherd_state import Openings, ShepherdParts
@@ -49,8 +50,10 @@ class Shepherds:
         """Shepherd this job."""
         told = self._cluster.jobs.get(record.job_id)
         estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
-        if estimate is None and record.spec.is_resizable:
-            estimate = self._cluster.prior(record.spec)
+        if estimate is None:
+            # Of one whose size is fixed nothing but its hosts is chosen by what others of its kind have measured.
+            prior, spec = self._cluster.prior(record.spec), record.spec
+            estimate = prior if spec.is_resizable else model_alone(prior, spec.demand.gpus)
         ours = (self._me, self._rng, self.update_ids, self._parts, self.stir, self.window, self._cluster.could_take)
         shepherd = JobShepherd(record, *ours, estimate)
         if record.job_id in self._without_files:

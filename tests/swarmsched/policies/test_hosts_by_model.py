@@ -7,10 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
-from swarmsched.card import card_of
+from swarmsched.card import STATES, card_of
 from swarmsched.estimate import Estimate, SpeedPoint, StepCost, merged
+from swarmsched.gossip.kinds import Kinds
 from swarmsched.ids import NodeId
-from swarmsched.models.hosts import DENSE_FLOPS, MBIT, PEAKS, Tasks, measured_work, ring_time_s, throughput
+from swarmsched.models.hosts import DENSE_FLOPS, MBIT, PEAKS, Tasks, measured_work, model_alone, ring_time_s, throughput
 from swarmsched.models.progress import Progress
 from swarmsched.policies.explain import explain
 from swarmsched.policies.hosting import WORTH, offer, predicted
@@ -175,3 +176,16 @@ def test_what_a_script_reports_of_its_model_is_its_work() -> None:
     nearly = replace(found, work=replace(found.work, decode_core_s=0.0105))
     assert merged(found, nearly).work == found.work
     assert Progress().estimate(1, 1).work is None
+
+
+def test_a_job_of_fixed_size_begins_with_the_model_of_its_kind_alone() -> None:
+    """Its times and how far others have come are not its own, and decide more than hosts."""
+    kinds = Kinds()
+    point = SpeedPoint(1, 1, 32, 10.0)
+    told = Estimate(work=replace(COMPUTES, sample_flops=1e9), points=(point,), gpu=SLOW, done=9.0, data_wait=0.5)
+    kinds.note(replace(asks(1, None).card, estimate=told, name="a-model", state_index=STATES.index(JobState.RUNNING)))
+    card = asks(1, None).card
+    prior = model_alone(kinds.prior(card.user, "a-model"), 1)
+    assert prior == Estimate(work=measured_work(told, 1), data_wait=0.5, is_prior=True)
+    assert model_alone(kinds.prior(card.user, "another"), 1) is None
+    assert model_alone(replace(told, work=None), 1) is None
