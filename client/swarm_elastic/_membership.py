@@ -113,10 +113,15 @@ class StaticMembership:
         """See `tell`."""
 
 
+def number_of_training() -> int:
+    """How many trainings this process has begun before, whatever of."""
+    return next(_numbers)
+
+
 def find(device: torch.device) -> CandidateSource:
     """Of this process, by its environment."""
     path, worker = os.environ.get("SWARM_TASK_SOCKET", ""), os.environ.get("SWARM_WORKER", "")
-    number = next(_numbers)
+    number = number_of_training()
     if path and worker:
         if number:  # it would tell the agent that the worker has not trained, and the job be ended for that
             problem = f"worker {worker} of this job has an Elastic already, and can train with one only"

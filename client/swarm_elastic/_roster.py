@@ -7,7 +7,6 @@ meet.  The workers of an elastic job hear of plans from their agents, and each h
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import secrets
@@ -18,14 +17,12 @@ from typing import Any, NamedTuple, Protocol
 from swarm_elastic import _board
 from swarm_elastic._board import Board
 from swarm_elastic._link import AgentLink
-from swarm_elastic._membership import meeting, own_host
+from swarm_elastic._membership import meeting, number_of_training, own_host
 from swarm_elastic._plan import GangPlan, PlanMember
 
 SHOWN = "swarm_elastic/outer"
 MEET_S = 300.0
 FLUSH_S = 2.0
-
-_numbers = itertools.count()
 
 
 class LearnerPlan(NamedTuple):
@@ -150,8 +147,8 @@ def find_roster() -> LearnerRoster | None:
     worker = os.environ.get("SWARM_WORKER", "")
     if not path or not (worker or rank_and_size()[1] > 1):
         return None
-    if next(_numbers):  # it would be given the weights of the first one
-        raise RuntimeError("this process has had an Outer already; put all that is trained into one module")
+    if number_of_training():  # it would be given the weights of the first one
+        raise RuntimeError("this process trains already, by an Outer or an Elastic; put all into one module")
     return WorkerRoster(path, os.environ.get("SWARM_JOB_ID", ""), attempt) if worker else RankRoster(attempt)
 
 

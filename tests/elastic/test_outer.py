@@ -351,6 +351,12 @@ with outer:
         assert "before `with`" in str(error)
     if rank == 0:
         torch.save(state | {"every": 128}, "saved.pt")
+try:
+    swarm_elastic.Outer(model, optimizer).__enter__()
+except RuntimeError as error:
+    assert "this process trains already" in str(error)
+else:
+    raise AssertionError("a second one was taken")
 print(json.dumps({"begun": begun, "shown": state["weights"][:4].tolist(), "end": True}), flush=True)
 """
 
