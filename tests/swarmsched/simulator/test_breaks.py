@@ -58,7 +58,7 @@ NOTICED_LAST = {
     "no-epoch-check": 6,
     "unilateral-withdrawal": 20,
     "wall-clock-leases": 112,
-    "checkpoint-by-rename": 19,
+    "checkpoint-by-rename": 61,
     "no-thaw": 6,
     "no-tombstones": 14,
     "unnamed-newcomers": 23,
