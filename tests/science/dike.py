@@ -138,6 +138,7 @@ class Rank:
     """A process on a host."""
 
     def __init__(self, host: Host, group: Path, trainer: Path) -> None:
+        self._host = host
         call = host.command(str(trainer), "-m", "tests.science.rank", str(group))
         paths = f"{ROOT}:{ROOT / 'client'}"
         variables = {"PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
@@ -163,9 +164,9 @@ class Rank:
         return json.loads(line)
 
     def end(self) -> None:
-        """Whatever it does."""
-        self._process.kill()
-        self._process.wait()
+        """Whatever it and its child do."""
+        with self._process:
+            netns.end_processes(self._host.namespace)
 
 
 @contextmanager
