@@ -42,22 +42,28 @@ def main():
 
 
 def train(options):
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    (images, labels), held_out = load()
-    images, labels = images[rank::ranks], labels[rank::ranks]  # each rank has samples of its own
+    samples, held_out = load()
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(64, options.width), nn.ReLU(), nn.Linear(options.width, options.width), nn.ReLU(),
         nn.Linear(options.width, 10),
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    network = DistributedDataParallel(model) if options.synchronous else model
-    merging = swarm_elastic.Outer(model, optimizer, every=options.every, batch=options.batch_size)
-    chance = torch.Generator().manual_seed(rank)
+    if options.synchronous:
+        network, merging = DistributedDataParallel(model), nullcontext()
+        number, count = dist.get_rank(), dist.get_world_size()
+    else:
+        network = model
+        merging = swarm_elastic.Outer(model, optimizer, every=options.every, batch=options.batch_size)
+        number, count = merging.learner, merging.learners
+    chance = torch.Generator().manual_seed(int(os.environ.get("SWARM_WORKER", number)))  # a newcomer draws others
     times = []
-    with nullcontext() if options.synchronous else merging:
+    with merging:
         for step in range(1, options.steps + 1):
             began_s = time.monotonic()
+            if not options.synchronous:
+                number, count = merging.learner, merging.learners  # others may have come or gone
+            images, labels = (tensor[number::count] for tensor in samples)  # each rank has samples of its own
             drawn = torch.randint(len(images), (options.batch_size,), generator=chance)
             noise = NOISE * torch.randn(options.batch_size, 64, generator=chance)
             loss = nn.functional.cross_entropy(network(images[drawn] + noise), labels[drawn])
@@ -66,9 +72,9 @@ def train(options):
             loss.backward()
             optimizer.step()
             times.append(time.monotonic())
-            if rank == 0 and step % options.every == 0:
+            if number == 0 and step % options.every == 0:
                 print(f"step {step} loss {loss.item():.4f}", flush=True)
-    if rank == 0:
+    if number == 0:
         rate = (len(times) - options.every) / (times[-1] - times[options.every - 1])  # without the first round
         print(f"held-out loss {evaluate(model, *held_out):.4f}, {rate:.2f} steps/s", flush=True)
 
