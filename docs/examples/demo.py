@@ -195,8 +195,9 @@ class Elastic:
 
     @property
     def told(self):
-        """Why it was changed, once those that train have switched."""
-        return "; ".join(each["reason"] for each in self.changes if each["ranks_after"])
+        """Why it was changed, once those that train have switched: some by the next change, which came before."""
+        done = [index for index, each in enumerate(self.changes) if each["ranks_after"]]
+        return "; ".join(each["reason"] for each in self.changes[: max(done, default=-1) + 1])
 
     def workers(self):
         """Process ids of its workers by their numbers."""
