@@ -74,7 +74,8 @@ class JobView(Value):
     @property
     def demand(self) -> Demand:
         """What each rank needs, with what other groups of its need beside the first."""
-        return with_beside(self.card.demand, self.card.groups)
+        card = self.card  # a plan asks for it a hundred thousand times
+        return with_beside(card.demand, card.groups) if card.groups else card.demand
 
     @property
     def shares(self) -> tuple[Share, ...]:

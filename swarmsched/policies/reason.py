@@ -11,7 +11,12 @@ MIXED_GPUS_FLAG = "--mixed-gpus"
 
 def fits_now(job: JobView, room: Room) -> bool:
     """True when the room holds the whole gang on the nodes that the job allows."""
-    return held_by(room, job) >= job.ranks and (not needs_beside(job.demand) or place_in(room, job) is not None)
+    return held_by(room, job) >= job.ranks and _fits_beside(job, room)
+
+
+def _fits_beside(job: JobView, room: Room) -> bool:
+    """Of a job whose first group fits."""
+    return not needs_beside(job.demand) or place_in(room, job) is not None
 
 
 def held_by(room: Room, job: JobView) -> int:
@@ -27,7 +32,7 @@ def shortage(job: JobView, room: Room) -> str:
     """What the job needs and what there is: `needs 4 GPUs, 2 free`; it may also merely have to wait its turn."""
     asked = f"needs {need(job.demand, job.ranks)}"
     held = held_by(room, job)
-    if fits_now(job, room):
+    if held >= job.ranks and _fits_beside(job, room):
         return f"{asked}; fits now and waits its turn"
     if held >= job.ranks:
         return f"{asked}; there is no room for all of its groups at once"

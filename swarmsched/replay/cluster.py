@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from msgspec.structs import replace
-
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import StepCost
 from swarmsched.ids import NodeId
@@ -166,12 +164,12 @@ class Fleet:
     def _view(self, node: NodeId, booked: int) -> NodeView:
         gpus, model, cores = self.gpus[node], self.models.get(node) or _MODEL, self.cores.get(node, 0)
         free = _free(gpus - booked, model, cores * (gpus - booked) // gpus if gpus else cores)
-        capacity = replace(_free(gpus, model, cores), network_mbit_s=self.mbit_s.get(node, 0))
+        capacity = _free(gpus, model, cores, self.mbit_s.get(node, 0))
         return NodeView(node, free, capacity, gpus, is_available=node not in self.down)
 
 
-def _free(gpus: int, model: str, cores: int) -> Free:
-    return Free((GpuCount(model, 0, gpus),) if gpus else (), cores)
+def _free(gpus: int, model: str, cores: int, network_mbit_s: int = 0) -> Free:
+    return Free((GpuCount(model, 0, gpus),) if gpus else (), cores, network_mbit_s=network_mbit_s)
 
 
 def _filled(sizes: Sequence[int], most: int) -> list[Shape]:
