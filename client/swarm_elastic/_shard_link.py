@@ -175,7 +175,7 @@ class ShardLink:
         """Go on by a newer plan, on a connection of its own: the shard may be elsewhere."""
         with self._changed:
             self._membership = membership
-            self._is_moving, self._is_welcome = not self._is_moving, False
+            self._is_moving, self._is_welcome = True, False
         self._wake()
 
     def close(self) -> None:
