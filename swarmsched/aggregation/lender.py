@@ -90,8 +90,7 @@ class Lender:
         """Keep the room for a while, or say why not."""
         key = asked.lease.key
         present, load = self._leases.get(key), self._expected(asked.load)
-        loads = self._loads(without=key) | {key: load}
-        capacity = self._capacity(loads, also=key if sender == self._me else None)
+        loads, capacity = self._booked_with(key, load, sender)
         left = idle([*loads.values()], capacity)
         refusal = self._refusal(sender, asked.lease, asked.plan, loads, capacity)
         if not refusal and (left, self._me) <= (asked.above_idle, asked.above_node):
@@ -111,8 +110,7 @@ class Lender:
         present = former if former is not None and former.name == asked.lease else None
         if present is None:
             load = self._expected(asked.load)
-            loads = self._loads(without=key) | {key: load}
-            capacity = self._capacity(loads, also=key if sender == self._me else None)
+            loads, capacity = self._booked_with(key, load, sender)
             if self._refusal(sender, asked.lease, asked.order.plan, loads, capacity):
                 self.counters["refused"] += 1
                 return [SendPeer(sender, AggregationHosted(self._offer.place, lost=(asked.lease,)))]
@@ -182,11 +180,10 @@ class Lender:
         """What is left for other nodes' jobs, roughly.  None of a node that gives nothing."""
         if not self._offered_bytes or not self._takes_work():
             return None
-        loads = [*self._loads().values()]
-        capacity = self._capacity(self._loads())
-        cores = capacity.cores - sum(each.cores for each in loads)
-        link = capacity.link - sum(each.link_bytes_per_s for each in loads)
-        memory_bytes = self._offered_bytes - sum(each.memory_bytes for each in loads)
+        loads, capacity = self._booked()
+        cores = capacity.cores - sum(each.cores for each in loads.values())
+        link = capacity.link - sum(each.link_bytes_per_s for each in loads.values())
+        memory_bytes = self._offered_bytes - sum(each.memory_bytes for each in loads.values())
         return AggregationRoom(
             _rounded(1_000 * cores, ROOM_STEP.core_ms),
             _rounded(memory_bytes, ROOM_STEP.memory_bytes),
@@ -242,8 +239,17 @@ class Lender:
             return "this node takes no new work"
         return problem([*loads.values()], capacity)
 
-    def _loads(self, without: RangeKey | None = None) -> dict[RangeKey, ShardLoad]:
-        return {key: lease.load for key, lease in self._leases.items() if key != without}
+    def _booked(self) -> tuple[dict[RangeKey, ShardLoad], Capacity]:
+        """What there is, and what this node gives to it."""
+        loads = {key: lease.load for key, lease in self._leases.items()}
+        return loads, self._capacity(loads)
+
+    def _booked_with(
+        self, key: RangeKey, load: ShardLoad, sender: NodeId
+    ) -> tuple[dict[RangeKey, ShardLoad], Capacity]:
+        """The same, were that range here as well, or with another load."""
+        loads = {other: lease.load for other, lease in self._leases.items() if other != key} | {key: load}
+        return loads, self._capacity(loads, also=key if sender == self._me else None)
 
     def _capacity(self, loads: Mapping[RangeKey, ShardLoad], also: RangeKey | None = None) -> Capacity:
         """Shards of jobs that run here take those jobs' cores."""
@@ -265,8 +271,7 @@ class Lender:
 
     def _offer_away(self, leased: Sequence[_Lease], now_s: float) -> list[Effect]:
         """One shard, which takes the most, where this node has too many of them; and the next after a while."""
-        loads = self._loads()
-        capacity = self._capacity(loads)
+        loads, capacity = self._booked()
         moving, left, why = list(leased), idle([*loads.values()], capacity), ""
         if not self._takes_work():
             moving = [each for each in leased if each.broker != self._me]
